@@ -1,0 +1,33 @@
+"""Mixed-precision training of PyTorch models: right, fast and explained.
+
+Public names are imported when first used, so that ``import ampwise`` costs nothing and leaves torch out.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from ampwise.runtime.autocast import autocast
+    from ampwise.runtime.scaler import GradScaler
+    from ampwise.runtime.step import TrainStep
+
+_HOMES = {
+    "autocast": "ampwise.runtime.autocast",
+    "GradScaler": "ampwise.runtime.scaler",
+    "TrainStep": "ampwise.runtime.step",
+}
+
+__all__ = ["GradScaler", "TrainStep", "__version__", "autocast"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'ampwise' has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

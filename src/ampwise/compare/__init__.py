@@ -1,0 +1,1 @@
+"""Runs variants of one script and measures what each gained."""

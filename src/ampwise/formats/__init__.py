@@ -1,0 +1,1 @@
+"""Number formats as rows of data, and exact arithmetic over them; no torch."""

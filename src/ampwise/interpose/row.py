@@ -1,0 +1,36 @@
+"""What a row is: one thing of torch or Python that can be intercepted, and why."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Scope(StrEnum):
+    """Whom a replacement reaches."""
+
+    PROCESS = "process"
+    THREAD = "thread"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One attribute that may be replaced.
+
+    Laws (tests are generated from the rows): after the last undo the original is there again, by identity;
+    the replacement keeps the original's signature and pickles as it did; the obstacle's script
+    (``tests/e2e/scripts/<obstacle>.py``) fails without the row and passes with it.
+    """
+
+    name: str
+    owner: str
+    """Import path of the module, then the class if any: ``torch.optim.optimizer:Optimizer``."""
+    attribute: str
+    why: str
+    """The obstacle it removes, in a sentence."""
+    obstacle: str | None = None
+    """Stem of the script that shows the obstacle; None for a row that only observes."""
+    scope: Scope = Scope.PROCESS
+    in_workers: bool = False
+    """Stays on in DataLoader workers."""
+    torch_min: tuple[int, int] | None = None
+    torch_max: tuple[int, int] | None = None
+    """First and last torch release that needs the row; None is open."""

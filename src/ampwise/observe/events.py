@@ -1,0 +1,99 @@
+"""The events of a training loop, and the bus that carries them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+Undo = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardStarted:
+    """An outermost module is about to be called."""
+
+    module: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardEnded:
+    """An outermost module has returned."""
+
+    module: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardStarted:
+    """A top-level backward pass is about to run from ``roots`` (the losses, unscaled)."""
+
+    roots: "tuple[Tensor, ...]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackwardEnded:
+    """A top-level backward pass has run."""
+
+    roots: "tuple[Tensor, ...]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStarted:
+    """An outermost optimizer step is about to run."""
+
+    optimizer: "Optimizer | None"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """A training step has ended.
+
+    ``optimizer`` is None where the script updates its parameters by hand. ``stepped`` may be a 0-dim bool
+    tensor on the device: it is read only when somebody asks.
+    """
+
+    optimizer: "Optimizer | None"
+    stepped: "bool | Tensor" = True
+    scale: "float | Tensor | None" = None
+    grad_norm: "Tensor | None" = None
+
+
+LoopEvent = ForwardStarted | ForwardEnded | BackwardStarted | BackwardEnded | StepStarted | StepOutcome
+E = TypeVar("E", bound=LoopEvent)
+
+
+@dataclass(slots=True)
+class EventBus:
+    """Carries events from whoever sees them to whoever asked for their kind, in the order of subscription.
+
+    Law: a listener is called once for each event of its kind between its subscription and its undo, and after
+    the undo never.
+    """
+
+    _listeners: dict[type[Any], tuple[Callable[[Any], None], ...]] = field(default_factory=dict)
+
+    def subscribe(self, kind: type[E], listener: Callable[[E], None]) -> Undo:
+        """Call ``listener`` with every event of ``kind`` until the returned undo is called."""
+        self._listeners[kind] = (*self._listeners.get(kind, ()), listener)
+
+        def undo() -> None:
+            self._listeners[kind] = tuple(one for one in self._listeners.get(kind, ()) if one is not listener)
+
+        return undo
+
+    def wants(self, kind: type[LoopEvent]) -> bool:
+        """Whether anybody listens: a publisher may spare itself the work."""
+        return bool(self._listeners.get(kind))
+
+    def publish(self, event: LoopEvent) -> None:
+        """Hand ``event`` to every listener of its kind."""
+        for listener in self._listeners.get(type(event), ()):
+            listener(event)
+
+
+BUS = EventBus()
+"""The process's own. Loops are found by what they call, not handed to us, so their events meet at one place."""

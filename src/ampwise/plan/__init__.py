@@ -1,0 +1,1 @@
+"""What is computed in which format, as data; no torch."""

@@ -1,0 +1,87 @@
+"""One training run in one precision: its steps, its memory, how it ended."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One optimizer step: everything since the same optimizer's step before it."""
+
+    index: int
+    """Counts from 0 in the order the steps ended."""
+    optimizer: int
+    """Which optimizer, in the order of first use; 0 where the script updates by hand."""
+    loss: float | None
+    """Sum of the scalar losses whose gradients this step used; None where there was none."""
+    time_ms: float | None
+    """Wall time since the same optimizer's last step ended; None for its first, and for a step slowed by an instrument."""
+    num_samples: int | None = None
+    """Leading dimension of the first tensor given to the model, summed over micro-batches."""
+    skipped: bool = False
+    """The step was left out because its gradients were not finite."""
+    scale: float | None = None
+    """Loss scale the gradients were computed with; None without loss scaling."""
+
+
+class RunEnd(StrEnum):
+    """How a run ended."""
+
+    FINISHED = "finished"
+    """The script came to its own end."""
+    STOPPED = "stopped"
+    """ampwise stopped it after the steps asked for."""
+    FAILED = "failed"
+    """The script raised or exited with another status than 0."""
+    OUT_OF_MEMORY = "out_of_memory"
+    KILLED = "killed"
+    """The process was ended by a signal."""
+    NO_STEPS = "no_steps"
+    """It ended without one training step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a run failed, in the script's own words."""
+
+    kind: str
+    """The exception's class, or ``exit status 3``, or ``signal 9``."""
+    message: str
+    """The exception's text, or the last lines the script printed to stderr."""
+    where: str | None = None
+    """``file:line`` of the deepest frame in the user's own code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One process's training run."""
+
+    variant: str
+    """As the user wrote it: ``auto``, ``bf16``, ``fp16+compile``."""
+    precision: str
+    """The format computed in: ``fp32``, ``tf32``, ``bf16`` or ``fp16``."""
+    reason: str
+    """Why that precision, in words."""
+    repeat: int
+    """Counts from 0; every variant's run with the same number has the same seeds."""
+    end: RunEnd
+    steps: tuple[StepRecord, ...] = ()
+    peak_tensor_bytes: int | None = None
+    """Largest sum of live storages during one sampled step."""
+    peak_allocated_bytes: int | None = None
+    """``torch.cuda.max_memory_allocated``, on CUDA."""
+    left_alone: str | None = None
+    """The script's own mixed precision that ampwise left to it, with its place; None where ampwise applied its own."""
+    failure: Failure | None = None
+    notes: tuple[str, ...] = ()
+    """What else the reader should know: files redirected, optimizers kept in fp32, ..."""
+
+    @property
+    def num_skipped(self) -> int:
+        """How many steps were left out because their gradients were not finite."""
+        return sum(step.skipped for step in self.steps)
+
+    @property
+    def final_scale(self) -> float | None:
+        """The loss scale at the end; None without loss scaling."""
+        return next((step.scale for step in reversed(self.steps) if step.scale is not None), None)

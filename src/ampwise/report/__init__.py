@@ -1,0 +1,1 @@
+"""Renders a recording for a person or a machine; reads, never measures."""

@@ -1,0 +1,1 @@
+"""Runs somebody's script: injects, observes, stops, isolates."""

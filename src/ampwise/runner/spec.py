@@ -1,0 +1,50 @@
+"""What a process that runs somebody's script is told to do: one value, handed down as JSON."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Lists(StrEnum):
+    """Whose cast lists autocast follows."""
+
+    CUDA = "cuda"
+    """CUDA's fp32 and promote lists on every device, and fp32 for BCE, sigmoid and mean."""
+    STOCK = "stock"
+    """torch's own for the device, untouched."""
+
+
+class Malloc(StrEnum):
+    """How the CPU allocator treats large tensors."""
+
+    AUTO = "auto"
+    """Tuned on a CPU, unless the user set or replaced the allocator."""
+    TUNED = "tuned"
+    SYSTEM = "system"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec:
+    """One run of a script: in which precision, for how long, with what measured and where it is written."""
+
+    precision: str = "auto"
+    """``auto`` or a format's name."""
+    lists: Lists = Lists.CUDA
+    malloc: Malloc = Malloc.AUTO
+    device: str | None = None
+    """``cpu``, ``cuda:1``; None leaves the current device."""
+    compile: bool = False
+    """Compile the outermost modules (``+compile``)."""
+    stop_after: int | None = None
+    """Optimizer steps after which the run ends; None lets it finish."""
+    repeat: int = 0
+    """Added to every seed the script sets or would have had, so that repeats differ and variants do not."""
+    memory_step: int | None = None
+    """Index of the step whose storages are counted."""
+    scratch: str | None = None
+    """Folder to which what the script saves is redirected; None leaves its files to it."""
+    record: str | None = None
+    """Where the run's record goes."""
+    progress: str | None = None
+    """Where a line goes at each step's end, for a progress bar."""
+    summary: bool = True
+    """Print the closing summary to stderr."""

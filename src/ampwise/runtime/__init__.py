@@ -1,0 +1,1 @@
+"""Autocast, loss scaling and the optimisation step: what puts a precision into effect."""
