@@ -1,0 +1,129 @@
+"""What every test stands on: nothing of ampwise's is left behind, and slow tests run as a seeded sample."""
+
+import os
+import random
+import threading
+
+import pytest
+
+SAMPLE = 10
+"""One slow test in this many runs in ./dev check."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all-slow", action="store_true", help="run every slow test, not a seeded tenth of them")
+
+
+def pytest_configure(config):
+    os.environ.setdefault("PYTHONHASHSEED", "0")
+    config.addinivalue_line("markers", "leaves_behind(what): the test changes global state on purpose")
+
+
+def pytest_collection_modifyitems(config, items):
+    gpu = pytest.mark.skip(reason="torch sees no CUDA device")
+    for item in items:
+        if "gpu" in item.keywords and not _has_cuda():
+            item.add_marker(gpu)
+    if config.getoption("--all-slow"):
+        return
+    slow = sorted((item for item in items if "slow" in item.keywords), key=lambda item: item.nodeid)
+    # The sample is the same on every xdist worker of one day, and another one the next day.
+    chosen = set(random.Random(os.environ.get("AMPWISE_SLOW_SEED", "0")).sample(slow, k=-(-len(slow) // SAMPLE)))
+    skip = pytest.mark.skip(reason="slow: not in this sample; ./dev test --all runs it")
+    for item in slow:
+        if item not in chosen:
+            item.add_marker(skip)
+
+
+def _has_cuda():
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _watched():
+    """Attributes of torch and Python that ampwise's rows may replace, by identity."""
+    import importlib
+    import pkgutil
+    from inspect import getattr_static
+
+    import ampwise.interpose
+    from ampwise.interpose.row import Row
+
+    found = {}
+    for info in pkgutil.iter_modules(ampwise.interpose.__path__, "ampwise.interpose."):
+        module = importlib.import_module(info.name)
+        for row in vars(module).values():
+            rows = row if isinstance(row, tuple) else (row,)
+            for one in rows:
+                if isinstance(one, Row) and one.name not in found:
+                    module_name, _, class_name = one.owner.partition(":")
+                    try:
+                        owner = importlib.import_module(module_name)
+                        owner = getattr(owner, class_name) if class_name else owner
+                        found[one.name] = (owner, one.attribute, getattr_static(owner, one.attribute))
+                    except (ImportError, AttributeError):
+                        continue
+    return found
+
+
+@pytest.fixture(scope="session")
+def _originals():
+    """What the rows' targets were before any test ran."""
+    return _watched()
+
+
+def _torch_state():
+    import torch
+    from torch.nn.modules import module
+
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "autocast cpu": torch.is_autocast_enabled("cpu"),
+        "autocast cuda": torch.is_autocast_enabled("cuda"),
+        "autocast cache": torch.is_autocast_cache_enabled(),
+        "autocast cpu dtype": torch.get_autocast_dtype("cpu"),
+        "grad mode": torch.is_grad_enabled(),
+        "matmul precision": torch.backends.cuda.matmul.fp32_precision,
+        "conv precision": torch.backends.cudnn.conv.fp32_precision,
+        "global hooks": sum(
+            len(hooks)
+            for hooks in (
+                module._global_forward_hooks,
+                module._global_forward_pre_hooks,
+                module._global_backward_hooks,
+                module._global_backward_pre_hooks,
+            )
+        ),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request, _originals):
+    """Law: what ampwise attaches it detaches, whatever happens."""
+    import sys
+
+    import torch
+
+    from ampwise.interpose.seam import intercepted
+    from ampwise.observe.events import BUS
+
+    torch.set_num_threads(1)
+    before, argv, path = _torch_state(), list(sys.argv), list(sys.path)
+    threads = threading.active_count()
+    yield
+    if request.node.get_closest_marker("leaves_behind"):
+        return
+    assert intercepted() == ()
+    assert not any(BUS._listeners.values())
+    after = _torch_state()
+    assert after == before
+    from inspect import getattr_static
+
+    for name, (owner, attribute, original) in _originals.items():
+        assert getattr_static(owner, attribute) is original, f"{name}: {attribute} is still replaced"
+    assert (sys.argv, sys.path) == (argv, path)
+    assert threading.active_count() <= threads + 1
