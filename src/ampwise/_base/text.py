@@ -9,10 +9,14 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 def inert(text: str) -> str:
     """``text`` without terminal escapes, control and direction-changing characters; line feeds and tabs stay."""
     plain = _ANSI.sub("", text)
-    return "".join(c if c in "\n\t" or unicodedata.category(c) not in {"Cc", "Cf"} else "\N{REPLACEMENT CHARACTER}" for c in plain)
+    return "".join(c if _is_harmless(c) else "\N{REPLACEMENT CHARACTER}" for c in plain)
 
 
 def inert_line(text: str, *, max_length: int = 200) -> str:
     """``inert`` text on one line, cut to ``max_length`` characters."""
     line = " ".join(inert(text).split())
     return line if len(line) <= max_length else f"{line[: max_length - 1]}…"
+
+
+def _is_harmless(character: str) -> bool:
+    return character in "\n\t" or unicodedata.category(character) not in {"Cc", "Cf"}

@@ -54,7 +54,7 @@ class LazyCommands(click.Group):
 )
 @click.version_option(__version__, prog_name="ampwise")
 def commands() -> None:
-    """Mixed-precision training of PyTorch models: right, fast and explained.
+    r"""Mixed-precision training of PyTorch models: right, fast and explained.
 
     \b
     ampwise run train.py --lr 3e-4
@@ -69,5 +69,3 @@ def main(argv: list[str] | None = None) -> int:
 
     arguments: dict[str, Any] = {"args": argv, "prog_name": "ampwise", "standalone_mode": False}
     return status_of(lambda: commands.main(**arguments))
-
-

@@ -1,7 +1,7 @@
 """Hides ampwise's own operators from every watcher."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
@@ -13,7 +13,7 @@ _DEPTH = _Depth()
 
 
 @contextmanager
-def internal() -> Iterator[None]:
+def internal() -> Generator[None]:
     """Within it, this thread's calls pass every interceptor by."""
     _DEPTH.value += 1
     try:

@@ -2,11 +2,16 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
+
+from ampwise.records.checks import CHECKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One optimizer step: everything since the same optimizer's step before it."""
+
+    __pydantic_config__: ClassVar = CHECKS
 
     index: int
     """Counts from 0 in the order the steps ended."""
@@ -15,7 +20,7 @@ class StepRecord:
     loss: float | None
     """Sum of the scalar losses whose gradients this step used; None where there was none."""
     time_ms: float | None
-    """Wall time since the same optimizer's last step ended; None for its first, and for a step slowed by an instrument."""
+    """Wall time since the same optimizer's last step ended; None for its first and for a step an instrument slowed."""
     num_samples: int | None = None
     """Leading dimension of the first tensor given to the model, summed over micro-batches."""
     skipped: bool = False
@@ -44,6 +49,8 @@ class RunEnd(StrEnum):
 class Failure:
     """Why a run failed, in the script's own words."""
 
+    __pydantic_config__: ClassVar = CHECKS
+
     kind: str
     """The exception's class, or ``exit status 3``, or ``signal 9``."""
     message: str
@@ -55,6 +62,8 @@ class Failure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """One process's training run."""
+
+    __pydantic_config__: ClassVar = CHECKS
 
     variant: str
     """As the user wrote it: ``auto``, ``bf16``, ``fp16+compile``."""

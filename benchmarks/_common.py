@@ -1,0 +1,108 @@
+"""What every benchmark shares: interleaved runs, ratios of their medians, one JSON file of rows."""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "bench"
+TRAIN = ROOT / "benchmarks" / "workloads" / "train.py"
+PLAIN = [sys.executable]
+AMPWISE = [sys.executable, "-m", "ampwise", "run"]
+TUNED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "68719476736"}
+"""glibc's settings that ampwise applies on a CPU; given to both sides wherever precision alone is compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One side of a comparison: a command whose last line of output is JSON with ``step_ms``."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One claim: how many times as fast as the baseline, and what was asked for."""
+
+    case: str
+    side: str
+    baseline: str
+    ms: float
+    baseline_ms: float
+    ratio: float
+    ratio_min: float
+    ratio_max: float
+    runs: int
+    goal: str
+
+
+def measure(sides: list[Side], *, runs: int) -> dict[str, list[dict[str, float]]]:
+    """Run every side ``runs`` times in turn, the order reversed every other time, so that drift cancels."""
+    results: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
+    for number in range(runs):
+        for side in sides if number % 2 == 0 else reversed(sides):
+            environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+            done = subprocess.run(
+                side.command, env=environment | side.environment, capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                sys.exit(f"{side.name}: {' '.join(side.command)}\n{done.stderr[-2000:]}")
+            results[side.name].append(json.loads(done.stdout.strip().splitlines()[-1]))
+    return results
+
+
+def ratio_row(case: str, results: dict[str, list[dict[str, float]]], side: str, baseline: str, *, goal: str) -> Row:
+    """The median of the pairwise ratios baseline / side: above 1 the side is faster."""
+    mine = [one["step_ms"] for one in results[side]]
+    base = [one["step_ms"] for one in results[baseline]]
+    ratios = [b / m for b, m in zip(base, mine, strict=True)]
+    return Row(
+        case=case,
+        side=side,
+        baseline=baseline,
+        ms=statistics.median(mine),
+        baseline_ms=statistics.median(base),
+        ratio=statistics.median(ratios),
+        ratio_min=min(ratios),
+        ratio_max=max(ratios),
+        runs=len(ratios),
+        goal=goal,
+    )
+
+
+def publish(name: str, rows: list[Row], *, note: str = "") -> None:
+    """Print the rows and write them, with the machine they were measured on, to bench/NAME.json."""
+    import torch
+
+    processor = next(
+        (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor()
+    )
+    machine = {
+        "processor": processor,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+    print(f"{name} on {machine['gpu'] or processor}, {machine['threads']} threads, torch {machine['torch']}. {note}")
+    for row in rows:
+        print(
+            f"  {row.case:28s} {row.side:24s} {row.ms:9.2f} ms  {row.ratio:5.3f}x of {row.baseline} "
+            f"({row.baseline_ms:.2f} ms; {row.ratio_min:.3f}-{row.ratio_max:.3f}, {row.runs} runs)  goal {row.goal}"
+        )
+    OUT.mkdir(exist_ok=True)
+    document = {"name": name, "note": note, "machine": machine, "rows": [asdict(row) for row in rows]}
+    (OUT / f"{name}.json").write_text(json.dumps(document, indent=1))
+
+
+def _cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
