@@ -7,7 +7,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 
 
 def inert(text: str) -> str:
-    """``text`` without terminal escapes, control and direction-changing characters; line feeds and tabs stay."""
+    """``text`` without terminal escapes, control, direction-changing and surrogate characters; tabs and line feeds stay."""
     plain = _ANSI.sub("", text)
     return "".join(c if _is_harmless(c) else "\N{REPLACEMENT CHARACTER}" for c in plain)
 
@@ -19,4 +19,4 @@ def inert_line(text: str, *, max_length: int = 200) -> str:
 
 
 def _is_harmless(character: str) -> bool:
-    return character in "\n\t" or unicodedata.category(character) not in {"Cc", "Cf"}
+    return character in "\n\t" or unicodedata.category(character) not in {"Cc", "Cf", "Cs"}

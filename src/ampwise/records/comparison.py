@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
+
+from ampwise.records.checks import CHECKS
 
 
 class Verdict(StrEnum):
@@ -16,6 +19,8 @@ class Verdict(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantSummary:
     """One row of the comparison: medians over all runs of a variant, ratios to the first variant."""
+
+    __pydantic_config__: ClassVar = CHECKS
 
     variant: str
     """As the user wrote it."""
@@ -47,6 +52,8 @@ class VariantSummary:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """The table: one row a variant, in the order asked for."""
+
+    __pydantic_config__: ClassVar = CHECKS
 
     variants: tuple[VariantSummary, ...]
     num_steps: int

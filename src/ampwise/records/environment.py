@@ -1,11 +1,16 @@
 """Where a run took place."""
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+from ampwise.records.checks import CHECKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """The machine and software under a run; a figure means nothing without them."""
+
+    __pydantic_config__: ClassVar = CHECKS
 
     ampwise: str
     """ampwise's version."""

@@ -1,18 +1,22 @@
 """A recording: everything measured of one script, versioned, in one JSON file."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from ampwise.records.checks import CHECKS
 from ampwise.records.comparison import Comparison
 from ampwise.records.environment import Environment
 from ampwise.records.run import RunRecord
 
 VERSION = 1
-"""Raised whenever a reader of the old version would misread the new."""
+"""Raised whenever a field is added or changes its meaning; files of older versions stay readable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
     """Runs of one script, where they took place, and what they came to."""
+
+    __pydantic_config__: ClassVar = CHECKS
 
     version: int = VERSION
     created: str
