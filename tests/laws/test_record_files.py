@@ -128,8 +128,7 @@ def _small() -> bytes:
 def _reads_or_refuses(content: bytes) -> None:
     try:
         record = from_json(content, RunRecord)
-    except RecordError as error:
-        assert str(error)
+    except RecordError:
         return
     assert repr(from_json(to_json(record), RunRecord)) == repr(record)
 

@@ -7,7 +7,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[
 
 
 def inert(text: str) -> str:
-    """``text`` without terminal escapes, control, direction-changing and surrogate characters; tabs and line feeds stay."""
+    """``text`` without terminal escapes, control, direction and surrogate characters; tabs and line feeds stay."""
     plain = _ANSI.sub("", text)
     return "".join(c if _is_harmless(c) else "\N{REPLACEMENT CHARACTER}" for c in plain)
 
