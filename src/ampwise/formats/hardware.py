@@ -68,6 +68,11 @@ def natively_fast_formats(compute_capability: tuple[int, int], *, name: str = ""
     return next((formats for least, formats in _CAPABILITIES if compute_capability >= least), ())
 
 
+def least_compute_capability(format_name: str) -> tuple[int, int] | None:
+    """From which compute capability on tensor cores multiply a format; None if none do."""
+    return min((least for least, formats in _CAPABILITIES if format_name in formats), default=None)
+
+
 def is_gtx_16(name: str) -> bool:
     """Whether a GPU's name says GTX 16xx (or its siblings of the same chip: MX450, T400 to T1200)."""
     return bool(re.search(r"\bGTX\s*16\d\d\b|\bMX[45]50\b|\bT(?:400|500|550|600|1000|1200)\b", name, re.IGNORECASE))

@@ -46,7 +46,7 @@ _ROWS = (
         bias=127,
         specials=Specials.IEEE,
         storage_bits=16,
-        aliases=("bfloat16", "brain"),
+        aliases=("bfloat16",),
     ),
     FloatFormat(
         name="fp16",

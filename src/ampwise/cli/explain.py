@@ -1,0 +1,194 @@
+"""``ampwise explain``: what a format is, and what a number becomes in each."""
+
+import json
+import math
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+
+import click
+
+from ampwise._base.errors import UsageError
+from ampwise._base.suggest import closest
+from ampwise._base.text import inert_line
+from ampwise.formats import FORMATS, find_format
+from ampwise.formats.explain import (
+    FormatFacts,
+    Image,
+    LossScaling,
+    NumberFacts,
+    Outcome,
+    explain_format,
+    explain_number,
+    parse_number,
+)
+from ampwise.plan.presets import PRECISIONS
+from ampwise.records.files import to_plain
+
+_OUTCOMES = {
+    Outcome.EXACT: "exact",
+    Outcome.ROUNDED: "rounded",
+    Outcome.SUBNORMAL: "subnormal: fewer digits",
+    Outcome.ZERO: "underflows to zero",
+    Outcome.OVERFLOW: "overflows",
+}
+
+
+_NEGATIVE = re.compile(r"-(?:[\d.]|inf|nan)", re.IGNORECASE)
+_TEXT_WIDTH = 78
+
+
+class _TakesNegativeNumbers(click.Command):
+    """A command to which ``-3e5`` is an argument, not the options 3, e and 5."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" not in args:
+            numbers = [arg for arg in args if _NEGATIVE.match(arg)]
+            args = [arg for arg in args if arg not in numbers] + ["--", *numbers]
+        return super().parse_args(ctx, args)
+
+
+@click.command("explain", cls=_TakesNegativeNumbers)
+@click.argument("word")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(word: str, *, as_json: bool) -> None:
+    r"""Explain a format, or what a number becomes in each format.
+
+    WORD is a format (fp16, bf16, half, ...) or a number (1e-8, 65520, -3e5, 2^-24, 1/3, nan, inf).
+
+    \b
+    ampwise explain fp16
+    ampwise explain 1e-8
+    """
+    facts = _facts(word)
+    if as_json:
+        kind = "format" if isinstance(facts, FormatFacts) else "number"
+        click.echo(json.dumps({kind: to_plain(facts)}, indent=1, allow_nan=False))
+    else:
+        click.echo("\n".join(_format_lines(facts) if isinstance(facts, FormatFacts) else _number_lines(facts)))
+
+
+def _facts(word: str) -> FormatFacts | NumberFacts:
+    format_ = find_format(word)
+    if format_ is not None:
+        return explain_format(format_)
+    value = parse_number(word)
+    if value is not None:
+        return explain_number(value, given=word.strip())
+    shown = inert_line(word, max_length=60)
+    aliases = [alias for row in FORMATS.values() for alias in row.aliases]
+    near = closest(word, [*FORMATS, *aliases])
+    hint = f'; did you mean "{near}"?' if near else ""
+    raise UsageError(
+        f'"{shown}" is neither a format nor a number{hint} '
+        f"(formats: {', '.join(FORMATS)}; numbers as in 1e-8, 65520, 2^-24, nan, inf)"
+    )
+
+
+def _format_lines(facts: FormatFacts) -> list[str]:
+    rows = [
+        ("bits", f"1 sign, {facts.exponent_bits} exponent, {facts.mantissa_bits} mantissa; {_storage(facts)}"),
+        ("largest", f"{_show(facts.max)}{_overflow(facts)}"),
+        ("smallest normal", f"{_show(facts.smallest_normal)}; below it numbers are subnormal and lose digits"),
+        ("smallest subnormal", f"{_show(facts.smallest_subnormal)}{_underflow(facts)}"),
+        ("ulp at 1.0 (eps)", f"{_show(facts.eps)}; 1.0 + 0.0005 comes out as {facts.one_plus_half_thousandth:.5g}"),
+        ("whole numbers", f"exact up to {facts.max_exact_integer}"),
+        ("tensor cores", _gpus(facts)),
+        ("CPU instructions", ", ".join(facts.cpu_flags)),
+        ("in training", _training(facts.name)),
+    ]
+    head = f"{facts.name}: {facts.title} (also {', '.join(facts.aliases)})"
+    return [head, *_columns([row for name, text in rows for row in _wrapped(name, text)])]
+
+
+def _wrapped(name: str, text: str) -> list[tuple[str, str]]:
+    """One row a line of ``text``, the first with its name."""
+    lines = textwrap.wrap(text, _TEXT_WIDTH)
+    return [(f"  {name}" if line is lines[0] else "", line) for line in lines]
+
+
+def _gpus(facts: FormatFacts) -> str:
+    if facts.least_compute_capability is None:
+        return ""
+    major, minor = facts.least_compute_capability
+    return f"compute capability {major}.{minor} and above, but for GTX 16xx: {', '.join(facts.gpus)}"
+
+
+def _storage(facts: FormatFacts) -> str:
+    return f"stored in {facts.storage_bits // 8} byte{'s' if facts.storage_bits > 8 else ''}"
+
+
+def _overflow(facts: FormatFacts) -> str:
+    if facts.overflow_threshold is None:
+        return ""
+    limit = _show(facts.overflow_threshold)
+    where = f"{limit} and above" if facts.overflows_at_threshold else f"above {limit}"
+    return f"; {where} overflow to {_show(facts.overflows_to)}"
+
+
+def _underflow(facts: FormatFacts) -> str:
+    if facts.underflow_threshold is None:
+        return ""
+    power = round(math.log2(facts.underflow_threshold))
+    return f"; {_show(facts.underflow_threshold)} (2^{power}) and below become 0"
+
+
+def _training(name: str) -> str:
+    precision = PRECISIONS.get(name)
+    if precision is None:
+        return ""
+    scaling = "needs loss scaling" if precision.needs_loss_scaling else "needs no loss scaling"
+    return f"{scaling}; fast on {precision.needs}" if precision.needs != "nothing" else f"{scaling}; runs everywhere"
+
+
+def _number_lines(facts: NumberFacts) -> list[str]:
+    head = ("  format", "becomes", "what happens", "relative error", "ulp there", "1.0 + it")
+    lines = [facts.given, *_columns([head, *map(_image_row, facts.images)])]
+    return lines if facts.loss_scaling is None else [*lines, "", *_scaling_lines(facts.loss_scaling)]
+
+
+def _image_row(image: Image) -> Sequence[str]:
+    error = "" if image.relative_error is None else f"{image.relative_error:.1e}" if image.relative_error else "0"
+    return (
+        f"  {image.format}",
+        _show(image.becomes),
+        _OUTCOMES[image.outcome] if math.isfinite(image.becomes) or image.outcome is Outcome.OVERFLOW else "stays",
+        error,
+        f"{image.ulp:.1e}" if math.isfinite(image.ulp) else "",
+        _show(image.one_plus),
+    )
+
+
+def _scaling_lines(scaling: LossScaling) -> list[str]:
+    rows = [(f"  {row.scale}", _show(row.becomes), _OUTCOMES[row.outcome]) for row in scaling.common]
+    return ["As a gradient in fp16, under a loss scale of:", *_columns(rows), _scaling_verdict(scaling)]
+
+
+def _scaling_verdict(scaling: LossScaling) -> str:
+    if scaling.common[0].outcome is Outcome.OVERFLOW:
+        return "No loss scale helps: it overflows without one."
+    if scaling.smallest_nonzero is None:
+        return "No loss scale helps: fp32, in which gradients are unscaled, cannot hold it."
+    if scaling.smallest_normal == 1:
+        return "It needs no loss scale."
+    return (
+        f"Smallest power of two that keeps it from zero: {_scale(scaling.smallest_nonzero)}; "
+        f"that keeps all its digits: {_scale(scaling.smallest_normal)}."
+    )
+
+
+def _scale(scale: int | None) -> str:
+    if scale is None:
+        return "none"
+    return f"{scale}" if scale < 2**20 else f"2^{scale.bit_length() - 1}"
+
+
+def _show(value: float) -> str:
+    return f"{value:.0f}" if value.is_integer() and abs(value) < 1e7 else f"{value:.7g}"
+
+
+def _columns(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Rows with their columns aligned, two spaces between."""
+    table = list(rows)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
