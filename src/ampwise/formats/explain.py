@@ -122,9 +122,8 @@ def parse_number(text: str) -> Number | None:
     power = _POWER.fullmatch(word)
     exponent = power[3] if power else (_DECIMAL.fullmatch(word) or ("", "0"))[1]
     if len(exponent) > 6 or abs(int(exponent)) > _MAX_EXPONENT:  # 10**exponent must not fill the memory
-        raise UsageError(
-            f'"{inert_line(text, max_length=60)}" is far beyond every format; keep its exponent within {_MAX_EXPONENT}'
-        )
+        shown = inert_line(text, max_length=60)
+        raise UsageError(f'"{shown}" is far beyond every format; keep its exponent within {_MAX_EXPONENT}')
     try:
         if power:
             magnitude = Fraction(int(power[2])) ** int(power[3])
