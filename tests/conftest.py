@@ -70,6 +70,8 @@ def _watched():
 @pytest.fixture(scope="session")
 def _originals():
     """What the rows' targets were before any test ran."""
+    import torch._dynamo  # noqa: F401 - the first optimizer step imports it, and it replaces torch.manual_seed
+
     return _watched()
 
 

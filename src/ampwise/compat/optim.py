@@ -1,0 +1,37 @@
+"""What ampwise uses of torch.optim's unwritten protocols."""
+
+import inspect
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+def unscales_itself(optimizer: Optimizer) -> bool:
+    """Whether the optimizer takes the scale and the finding as ``grad_scale`` and ``found_inf`` (the fused ones do)."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def takes_scaler(optimizer: Optimizer) -> bool:
+    """Whether its ``step`` takes the scaler itself: the protocol of old fused optimizers."""
+    return "grad_scaler" in inspect.signature(optimizer.step).parameters
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """Every parameter of the optimizer, in order."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def name_of(optimizer: Optimizer, param: Tensor) -> str:
+    """How to find ``param``: by the name it was given to the optimizer with, else by its place and shape."""
+    for group_index, group in enumerate(optimizer.param_groups):
+        for index, one in enumerate(group["params"]):
+            if one is param:
+                return _name(group, group_index, index, param)
+    return f"a tensor of shape {tuple(param.shape)}"
+
+
+def _name(group: dict[str, Any], group_index: int, index: int, param: Tensor) -> str:
+    names = group.get("param_names")
+    place = f"param_groups[{group_index}]['params'][{index}] of shape {tuple(param.shape)}"
+    return str(names[index]) if names else place

@@ -1,0 +1,53 @@
+"""Lets an optimizer that evaluates the loss itself (LBFGS) be undone when an evaluation overflows."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ampwise.compat.optim import parameters_of
+
+
+class Overflowed(BaseException):
+    """Leaves an optimizer's ``step`` from inside its closure; no ``except Exception`` of a script stops it."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__()
+        self.loss = loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """An optimizer's parameters and state as they were."""
+
+    parameters: list[Tensor]
+    state: dict[Any, Any]
+
+    @classmethod
+    def take(cls, optimizer: Optimizer) -> "Snapshot":
+        """Copy what ``step`` may change."""
+        parameters = [param.detach().clone() for param in parameters_of(optimizer)]
+        return cls(parameters=parameters, state={key: copy.deepcopy(value) for key, value in optimizer.state.items()})
+
+    @torch.no_grad()
+    def restore(self, optimizer: Optimizer) -> None:
+        """Put the copies back, in place."""
+        for param, saved in zip(parameters_of(optimizer), self.parameters, strict=True):
+            param.copy_(saved)
+        optimizer.state.clear()
+        optimizer.state.update(self.state)
+
+
+def split_closure(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[[], Any] | None, tuple[Any, ...], dict[str, Any]]:
+    """The closure among ``step``'s arguments, if there is one, and the arguments without it."""
+    if kwargs.get("closure") is not None:
+        return kwargs["closure"], args, {name: value for name, value in kwargs.items() if name != "closure"}
+    if args and callable(args[0]):
+        return args[0], args[1:], kwargs
+    return None, args, {name: value for name, value in kwargs.items() if name != "closure"}

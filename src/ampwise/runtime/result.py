@@ -1,0 +1,44 @@
+"""What a training step did, known when somebody asks."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The outcome of one call of ``step``; its properties wait for the device, its fields do not.
+
+    Attributes:
+        is_update: the call ended an accumulation window, so that the optimizers were asked to step.
+        found_inf: 0-dim, not 0 where gradients were not finite; None where nothing is ever skipped.
+        scale_tensor: the scale this step's gradients were made with; None is 1.
+        grad_norm_tensor: the norm of the unscaled gradients before clipping; None without clipping by norm.
+    """
+
+    is_update: bool = True
+    found_inf: "Tensor | None" = None
+    scale_tensor: "Tensor | None" = None
+    grad_norm_tensor: "Tensor | None" = None
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the parameters were changed."""
+        return self.is_update and not self.skipped
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the optimizers would have stepped but for non-finite gradients."""
+        return self.is_update and self.found_inf is not None and bool(self.found_inf)
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The norm of the unscaled gradients before clipping; None without clipping by norm."""
+        return None if self.grad_norm_tensor is None else float(self.grad_norm_tensor)
+
+    @property
+    def scale(self) -> float:
+        """What the loss was multiplied by."""
+        return 1.0 if self.scale_tensor is None else float(self.scale_tensor)

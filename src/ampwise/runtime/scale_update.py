@@ -1,0 +1,87 @@
+"""The dynamic loss scale's transition on the device, without a branch on what the device holds."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ampwise.compat.scaler import update_scale_
+from ampwise.runtime.loss_scale import LARGEST_SCALE, SMALLEST_USEFUL_SCALE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleRules:
+    """What the transition obeys; the names are ``DynamicLossScale``'s."""
+
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: int
+    min_scale: float = SMALLEST_USEFUL_SCALE
+    max_scale: float = LARGEST_SCALE
+    hysteresis: int = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class ScaleState:
+    """The device side of ``DynamicLossScale``: 0-dim tensors that are changed in place."""
+
+    scale: Tensor
+    growth_tracker: Tensor
+    num_overflows: Tensor
+
+
+def advance_(state: ScaleState, found_inf: Tensor, rules: ScaleRules) -> None:
+    """Move ``state`` to what ``DynamicLossScale.adjust(found_inf == 0)`` gives, bit for bit.
+
+    Args:
+        state: changed in place.
+        found_inf: 0-dim fp32; not 0 after an overflow.
+        rules: the factors and bounds.
+    """
+    if rules.hysteresis == 1:
+        update_scale_(
+            state.scale,
+            state.growth_tracker,
+            found_inf,
+            rules.growth_factor,
+            rules.backoff_factor,
+            rules.growth_interval,
+        )
+    else:
+        _advance_with_hysteresis_(state, found_inf != 0, rules)
+    state.scale.clamp_(rules.min_scale, rules.max_scale)
+
+
+def back_off_once_(state: ScaleState, found_inf: Tensor, made_with: Tensor, rules: ScaleRules) -> None:
+    """Take in one more optimizer of a step that has been counted: it may back off, never grow.
+
+    Args:
+        state: changed in place.
+        found_inf: 0-dim fp32; not 0 after an overflow.
+        made_with: the scale the gradients were made with. An overflow backs off from it, so two optimizers that
+            overflow in one step back off once.
+        rules: the factors and bounds.
+    """
+    found = found_inf != 0
+    backed_off = torch.minimum(state.scale, _product(made_with, rules.backoff_factor))
+    state.scale.copy_(torch.where(found, backed_off, state.scale)).clamp_(rules.min_scale, rules.max_scale)
+    state.growth_tracker.mul_(~found)
+
+
+def _advance_with_hysteresis_(state: ScaleState, found: Tensor, rules: ScaleRules) -> None:
+    overflows = torch.where(found, (state.num_overflows + 1).clamp(max=rules.hysteresis), 0)
+    counted = state.growth_tracker + 1
+    grown = _product(state.scale, rules.growth_factor)
+    is_due = counted >= rules.growth_interval
+    after_finite = torch.where(is_due & grown.isfinite(), grown, state.scale)
+    backed_off = _product(state.scale, rules.backoff_factor)
+    after_overflow = torch.where(overflows >= rules.hysteresis, backed_off, state.scale)
+    state.scale.copy_(torch.where(found, after_overflow, after_finite))
+    state.growth_tracker.copy_(torch.where(found | is_due, 0, counted))
+    state.num_overflows.copy_(overflows)
+
+
+def _product(scale: Tensor, factor: float) -> Tensor:
+    """The product in double precision rounded to fp32, as torch's kernel takes it; MPS has no double."""
+    wide = scale if scale.device.type == "mps" else scale.double()
+    return (wide * factor).float()
