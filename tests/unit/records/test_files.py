@@ -89,7 +89,7 @@ def test_a_version_that_is_no_version_is_foreign(version):
 
 
 def test_another_kind_of_record_is_named():
-    with pytest.raises(RecordError, match="run.json holds a RunRecord, not a Recording"):
+    with pytest.raises(RecordError, match=r"run\.json holds a RunRecord, not a Recording"):
         from_json(to_json(_run()), Recording, source="run.json")
 
 
@@ -116,7 +116,7 @@ def test_what_is_no_record_is_refused_in_one_line(text, said):
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 30, "9" * 5000])
 def test_numbers_that_json_or_a_count_cannot_hold_are_refused(number):
     text = to_json(_run(repeat=77)).replace("77", number)
-    with pytest.raises(RecordError, match="run.json is not a record"):
+    with pytest.raises(RecordError, match=r"run\.json is not a record"):
         from_json(text, RunRecord, source="run.json")
 
 

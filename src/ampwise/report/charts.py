@@ -1,0 +1,255 @@
+"""A recording's three charts, as the figures plotly's own script draws.
+
+A figure is plotly's JSON (``data`` and ``layout``); plotly's Python classes would only spell the same at ten times
+the import's cost. Colours of axes and text are the page's, so that a figure follows its light and dark modes.
+"""
+
+import html
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ampwise._base.text import inert_line
+from ampwise._base.units import format_bytes
+from ampwise.records.recording import Recording
+from ampwise.records.run import RunRecord, StepRecord
+
+_WIDTH, _WIDTH_BELOW = 2.2, 4.4
+"""The first variant's line lies below the others and is wider, so that one that runs along it hides nothing."""
+
+Figure = dict[str, Any]
+
+PALETTE = ("#0077bb", "#d55e00", "#009e73", "#b8458b", "#8a7400", "#6a5acd", "#7f7f7f")
+"""After Okabe and Ito, and Tol: told apart with any colour vision, and 3:1 against a white and a near-black page."""
+
+_AXIS: dict[str, Any] = {"automargin": True, "zeroline": False, "fixedrange": False}
+_LOG_FROM = 100.0
+"""Range of the losses, largest over smallest, from which on their axis is logarithmic."""
+
+
+def loss_curves(recording: Recording) -> Figure | None:
+    """Loss over steps: one line a run and optimizer, repeats lighter; None where no step had a loss.
+
+    A loss that is not finite is a gap with a cross at its start; a skipped step is a triangle.
+    """
+    curves = [
+        (run, steps) for run in recording.runs for steps in _by_optimizer(run) if any(s.loss is not None for s in steps)
+    ]
+    if not curves:
+        return None
+    finite = [step.loss for _, steps in curves for step in steps if _is_finite(step.loss)]
+    top = max(finite, default=1.0)
+    looks, named = _looks(recording), set[str]()
+    data: list[Figure] = []
+    for run, steps in curves:
+        look = looks[run.variant]
+        data.append({**_line(run, steps, look), "showlegend": run.variant not in named})
+        data.extend(_marks(steps, look, top))
+        named.add(run.variant)
+    return {"data": data, "layout": _layout(x="optimizer step", y="loss", y_axis=_loss_axis(finite), height=400)}
+
+
+def step_times(recording: Recording) -> Figure | None:
+    """Distribution of the step times, one box a variant over all its runs; None where no step was timed."""
+    data: list[Figure] = []
+    for variant, look in _looks(recording).items():
+        times = [_short(s.time_ms) for run in _runs(recording, variant) for s in run.steps if _is_finite(s.time_ms)]
+        if times:
+            data.append(
+                {
+                    "type": "box",
+                    "x": times,
+                    "y": [look.label] * len(times),
+                    "name": look.label,
+                    "orientation": "h",
+                    "marker": {"color": look.colour, "size": 4, "opacity": 0.45},
+                    "line": {"color": look.colour, "width": 1.8},
+                    "boxpoints": "all" if len(times) <= 400 else "suspectedoutliers",
+                    "jitter": 0.5,
+                    "pointpos": 0,
+                    "hovertemplate": "%{x:.4g} ms<extra></extra>",
+                    "hoveron": "points",
+                }
+            )
+    return _bars(data, x="milliseconds a step") if data else None
+
+
+def peak_memory(recording: Recording) -> Figure | None:
+    """Largest peak of each variant's runs, a bar each; None where none was measured."""
+    peaks = {
+        look: peak
+        for variant, look in _looks(recording).items()
+        if (peak := max((_peak(run) for run in _runs(recording, variant)), default=0)) > 0
+    }
+    if not peaks:
+        return None
+    divisor, unit = (2**30, "GiB") if max(peaks.values()) >= 2**30 else (2**20, "MiB")
+    bar = {
+        "type": "bar",
+        "x": [_short(peak / divisor) for peak in peaks.values()],
+        "y": [look.label for look in peaks],
+        "orientation": "h",
+        "marker": {"color": [look.colour for look in peaks]},
+        "text": [format_bytes(peak) for peak in peaks.values()],
+        "textposition": "auto",
+        "hovertemplate": "%{text}<extra></extra>",
+        "width": 0.55,
+    }
+    return _bars([bar], x=f"{unit} at the peak")
+
+
+def has_marks(recording: Recording) -> tuple[bool, bool]:
+    """Whether the loss chart shows crosses (losses not finite) and triangles (skipped steps)."""
+    steps = [step for run in recording.runs for step in run.steps]
+    return any(s.loss is not None and not math.isfinite(s.loss) for s in steps), any(s.skipped for s in steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """How a variant is drawn."""
+
+    label: str
+    """Its name as plotly shows it: plotly's text knows tags and entities, which a name must not bring."""
+    colour: str
+    width: float
+
+
+def _looks(recording: Recording) -> dict[str, _Look]:
+    """A look for each variant, in the table's order; no two labels are equal."""
+    rows = recording.comparison.variants if recording.comparison else ()
+    variants = dict.fromkeys([*(row.variant for row in rows), *(run.variant for run in recording.runs)])
+    looks: dict[str, _Look] = {}
+    for place, variant in enumerate(variants):
+        label = html.escape(inert_line(variant, max_length=28), quote=False)
+        if any(look.label == label for look in looks.values()):
+            label = f"{label} ({place + 1})"
+        width = _WIDTH_BELOW if place == 0 else _WIDTH
+        looks[variant] = _Look(label=label, colour=PALETTE[place % len(PALETTE)], width=width)
+    return looks
+
+
+def _runs(recording: Recording, variant: str) -> list[RunRecord]:
+    return [run for run in recording.runs if run.variant == variant]
+
+
+def _by_optimizer(run: RunRecord) -> list[list[StepRecord]]:
+    """A run's steps, one list an optimizer: the losses of a GAN's two are no one curve."""
+    optimizers = dict.fromkeys(step.optimizer for step in run.steps)
+    return [[step for step in run.steps if step.optimizer == optimizer] for optimizer in optimizers]
+
+
+def _line(run: RunRecord, steps: Sequence[StepRecord], look: _Look) -> Figure:
+    is_first = run.repeat == 0
+    return {
+        "type": "scatter",
+        "mode": "lines" if len(steps) > 12 else "lines+markers",
+        "name": look.label,
+        "legendgroup": look.label,
+        "x": [step.index for step in steps],
+        "y": [_short(step.loss) if _is_finite(step.loss) else None for step in steps],
+        "connectgaps": False,
+        "line": {
+            "color": look.colour,
+            "width": look.width if is_first else look.width / 2,
+            "dash": "solid" if steps[0].optimizer == 0 else "dot",
+        },
+        "opacity": 1.0 if is_first else 0.5,
+        "hovertemplate": f"step %{{x}}: loss %{{y:.5g}}{_which(run, steps[0])}",
+    }
+
+
+def _which(run: RunRecord, step: StepRecord) -> str:
+    """What the hover adds where a variant has several lines."""
+    repeat = f", run {run.repeat + 1}" if run.repeat else ""
+    return repeat + (f", optimizer {step.optimizer + 1}" if step.optimizer else "")
+
+
+def _marks(steps: Sequence[StepRecord], look: _Look, top: float) -> Iterator[Figure]:
+    gaps, skipped = list(_gaps(steps, top)), list(_skips(steps, top))
+    for points, symbol, size, template in (
+        (gaps, "x", 12, "loss is %{text} from step %{x} on"),
+        (skipped, "triangle-down", 9, "step %{x} skipped: gradients not finite"),
+    ):
+        if points:
+            yield {
+                "type": "scatter",
+                "mode": "markers",
+                "name": look.label,
+                "legendgroup": look.label,
+                "showlegend": False,
+                "x": [x for x, _, _ in points],
+                "y": [_short(y) for _, y, _ in points],
+                "text": [text for _, _, text in points],
+                "marker": {
+                    "symbol": symbol,
+                    "size": size,
+                    "color": look.colour,
+                    "line": {"width": 1, "color": "#ffffff"},
+                },
+                "hovertemplate": template,
+            }
+
+
+def _gaps(steps: Iterable[StepRecord], top: float) -> Iterator[tuple[int, float, str]]:
+    """Where each stretch of losses that are not finite begins, at the height of the last finite loss."""
+    height, inside = top, False
+    for step in steps:
+        if step.loss is None:
+            continue
+        if math.isfinite(step.loss):
+            height, inside = step.loss, False
+        elif not inside:
+            inside = True
+            yield step.index, height, str(step.loss)
+
+
+def _skips(steps: Iterable[StepRecord], top: float) -> Iterator[tuple[int, float, str]]:
+    height = top
+    for step in steps:
+        height = step.loss if step.loss is not None and math.isfinite(step.loss) else height
+        if step.skipped:
+            yield step.index, height, ""
+
+
+def _loss_axis(finite: Sequence[float | None]) -> Figure:
+    values = [value for value in finite if value is not None]
+    is_log = bool(values) and min(values) > 0 and max(values) / min(values) > _LOG_FROM
+    return {"type": "log", "dtick": 1} if is_log else {"type": "linear"}
+
+
+def _bars(data: list[Figure], *, x: str) -> Figure:
+    """Bars or boxes that lie, the first variant on top, from zero on."""
+    names = len({name for trace in data for name in trace["y"]})
+    layout = _layout(x=x, y="", y_axis={"autorange": "reversed", "type": "category"}, height=130 + 56 * names)
+    layout["xaxis"]["rangemode"] = "tozero"
+    layout["margin"]["t"] = 30
+    layout["yaxis"].update(ticks="outside", ticklen=6, tickcolor="rgba(0,0,0,0)")
+    return {"data": data, "layout": {**layout, "showlegend": False}}
+
+
+def _layout(*, x: str, y: str, y_axis: Figure, height: int) -> Figure:
+    return {
+        "height": height,
+        "margin": {"l": 8, "r": 12, "t": 8, "b": 8},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13},
+        "xaxis": {**_AXIS, "title": {"text": x, "standoff": 12}},
+        "yaxis": {**_AXIS, "title": {"text": y, "standoff": 12}, **y_axis},
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "hovermode": "closest",
+    }
+
+
+def _peak(run: RunRecord) -> int:
+    return (run.peak_allocated_bytes if run.peak_tensor_bytes is None else run.peak_tensor_bytes) or 0
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits: more than a screen can show."""
+    return None if value is None else float(f"{value:.6g}")

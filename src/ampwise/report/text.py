@@ -1,0 +1,77 @@
+"""A recording for a person at a terminal."""
+
+from collections.abc import Callable
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ampwise._base.text import inert_line
+from ampwise.records.recording import Recording
+from ampwise.report.cells import Row, Tone, rows
+from ampwise.report.words import headline, projection, ratios_mean
+
+_STYLES = {Tone.GOOD: "green", Tone.CAUTION: "yellow", Tone.BAD: "red", Tone.PLAIN: ""}
+_WIDE = 124
+"""Columns below which two figures share a cell."""
+
+_Column = tuple[str, Callable[[Row], str]]
+
+_WIDE_COLUMNS: tuple[_Column, ...] = (
+    ("variant", lambda row: row.name),
+    ("step (IQR)", lambda row: row.step_and_iqr),
+    ("speed", lambda row: row.speed),
+    ("samples/s", lambda row: row.rate),
+    ("projected", lambda row: row.projected),
+    ("loss", lambda row: row.loss),
+    ("verdict", lambda row: row.verdict),
+    ("peak memory", lambda row: row.memory),
+    ("smaller", lambda row: row.saving),
+    ("skipped", lambda row: row.skipped),
+    ("scale", lambda row: row.scale),
+)
+_NARROW_COLUMNS: tuple[_Column, ...] = (
+    ("variant", lambda row: row.name.replace(" → ", "\n→ ")),
+    ("step\n(IQR)", lambda row: row.step_and_iqr.replace(" (", "\n(")),
+    ("speed", lambda row: row.speed),
+    ("samples/s\nprojected", lambda row: f"{row.rate}\n{row.projected}"),
+    ("loss\nverdict", lambda row: f"{row.loss}\n{row.verdict}"),
+    ("memory\nsmaller", lambda row: f"{row.memory}\n{row.saving}"),
+    ("skipped\nscale", lambda row: f"{row.skipped}\n{row.scale}"),
+)
+
+
+def render_table(recording: Recording, console: Console) -> None:
+    """Print what the recording came to, its table, what failed, and what the ratios mean.
+
+    Below 124 columns two figures share a cell, so that the table fits 80.
+    """
+    outcome = headline(recording)
+    console.print(Text(outcome.text, style=f"bold {_STYLES[outcome.tone]}".strip()))
+    comparison, allocator = recording.comparison, inert_line(recording.environment.allocator)
+    if comparison is None or not comparison.variants:
+        return
+    table_rows = rows(comparison)
+    console.print(_table(table_rows, wide=console.width >= _WIDE))
+    for row in table_rows:
+        if row.error is not None:
+            console.print(Text(f"{row.name} did not finish: {row.error}", style=_STYLES[Tone.BAD]))
+    for note in (projection(comparison), ratios_mean(comparison), f"Allocator of every variant: {allocator}."):
+        if note:
+            console.print(Text(note, style="dim"))
+
+
+def _table(table_rows: tuple[Row, ...], *, wide: bool) -> Table:
+    columns = _WIDE_COLUMNS if wide else _NARROW_COLUMNS
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for index, (heading, _) in enumerate(columns):
+        table.add_column(Text(heading), justify="left" if index == 0 else "right", overflow="fold")
+    for row in table_rows:
+        table.add_row(*(_cell(heading, read(row), row) for heading, read in columns))
+    return table
+
+
+def _cell(heading: str, content: str, row: Row) -> Text:
+    """A cell's text, never read as markup; what judges is coloured."""
+    return Text(content, style=_STYLES[row.tone] if "verdict" in heading else "")
