@@ -31,6 +31,10 @@ class Row:
     scope: Scope = Scope.PROCESS
     in_workers: bool = False
     """Stays on in DataLoader workers."""
+    outermost: bool = False
+    """Interceptors see only a thread's outermost call; calls within it go straight to the original."""
+    per_class: bool = False
+    """Subclasses replace the attribute with their own: each class that has one is a target of this row."""
     torch_min: tuple[int, int] | None = None
     torch_max: tuple[int, int] | None = None
     """First and last torch release that needs the row; None is open."""

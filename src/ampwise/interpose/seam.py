@@ -7,11 +7,12 @@ an attribute of a module or class of somebody else's, is itself global to the pr
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from inspect import getattr_static
 from typing import Any
 
+from ampwise.compat.dynamo import Tracer, get_tracer, is_dynamo_compiling, set_tracer
 from ampwise.interpose.internal import is_internal
 from ampwise.interpose.row import Row
 
@@ -20,43 +21,55 @@ Interceptor = Callable[..., Any]
 """Called as ``interceptor(proceed, *args, **kwargs)``; calls ``proceed`` for what lies under it, or does not."""
 
 
+class _Thread(threading.local):
+    """What this thread is in the middle of."""
+
+    is_inside = False
+    tracer: Tracer = None
+    """What Dynamo was about to do when an interceptor was called."""
+
+
+_THREAD = _Thread()
+
+
 class _Seam:
     """One replaced attribute: the original, the replacement, and who listens."""
 
-    def __init__(self, row: Row) -> None:
-        module_name, _, class_name = row.owner.partition(":")
-        owner: Any = import_module(module_name)
-        self.owner = getattr(owner, class_name) if class_name else owner
+    def __init__(self, row: Row, owner: Any, inside: _Thread) -> None:
+        self.owner = owner
         self.row = row
-        self.original: Any = getattr_static(self.owner, row.attribute)
-        self.inherited = row.attribute not in vars(self.owner)
+        self.original: Any = getattr_static(owner, row.attribute)
+        self.inherited = row.attribute not in vars(owner)
         self.interceptors: tuple[Interceptor, ...] = ()
-        self._call = self._bare()
-        self._chain: Callable[..., Any] = self._call
-        self.replacement = self._wrap()
+        self.call = self._bare()
+        self.chain: Callable[..., Any] = self.call
+        bare = _outermost(self, inside) if row.outermost else _every(self)
+        kind = type(self.original)
+        self.replacement: Any = kind(bare) if kind in (staticmethod, classmethod) else bare
 
     def _bare(self) -> Callable[..., Any]:
         """The function under a static or class method, or the original itself."""
         return self.original.__func__ if isinstance(self.original, (staticmethod, classmethod)) else self.original
 
-    def _wrap(self) -> Any:
-        seam = self
-
-        @functools.wraps(self._call)
-        def replacement(*args: Any, **kwargs: Any) -> Any:
-            if is_internal():
-                return seam._call(*args, **kwargs)
-            return seam._chain(*args, **kwargs)
-
-        kind = type(self.original)
-        return kind(replacement) if kind in (staticmethod, classmethod) else replacement
-
     def set_interceptors(self, interceptors: tuple[Interceptor, ...]) -> None:
         """Earlier interceptors lie outside later ones."""
-        chain = self._call
+        chain = _traced_again(self.call) if interceptors else self.call
         for interceptor in reversed(interceptors):
             chain = functools.partial(interceptor, chain)
-        self.interceptors, self._chain = interceptors, chain
+        self.interceptors, self.chain = interceptors, chain
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the interceptors untraced: Dynamo, met at a graph break, would compile and so bypass them."""
+        tracer = get_tracer()
+        if tracer is None:
+            return self.chain(*args, **kwargs)
+        outer, _THREAD.tracer = _THREAD.tracer, tracer
+        set_tracer(None)
+        try:
+            return self.chain(*args, **kwargs)
+        finally:
+            set_tracer(tracer)
+            _THREAD.tracer = outer
 
     def install(self) -> None:
         setattr(self.owner, self.row.attribute, self.replacement)
@@ -76,45 +89,126 @@ class _Seam:
         return True
 
 
-_SEAMS: dict[str, _Seam] = {}
+def _every(seam: _Seam) -> Callable[..., Any]:
+    call = seam.call
+
+    @functools.wraps(call)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling() or is_internal():
+            return call(*args, **kwargs)
+        return seam.run(args, kwargs)
+
+    return replacement
+
+
+def _outermost(seam: _Seam, inside: _Thread) -> Callable[..., Any]:
+    # Module.__call__ goes through here once a layer, so what a nested call costs is what fp32 costs.
+    call = seam.call
+
+    @functools.wraps(call)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling() or inside.is_inside or is_internal():
+            return call(*args, **kwargs)
+        inside.is_inside = True
+        try:
+            return seam.run(args, kwargs)
+        finally:
+            inside.is_inside = False
+
+    return replacement
+
+
+def _traced_again(call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call`` under what Dynamo was about to do when the interceptors were called."""
+
+    def proceed(*args: Any, **kwargs: Any) -> Any:
+        tracer = _THREAD.tracer
+        if tracer is None:
+            return call(*args, **kwargs)
+        set_tracer(tracer)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            set_tracer(None)
+
+    return proceed
+
+
+_SEAMS: dict[tuple[int, str], _Seam] = {}
+_INSIDE: dict[str, _Thread] = {}
 _LOCK = threading.RLock()
 
 
-def intercept(row: Row, interceptor: Interceptor) -> Undo:
+def intercept(row: Row, interceptor: Interceptor, *, owner: Any = None) -> Undo:
     """Let ``interceptor`` around every call of the row's target until the returned undo is called.
 
-    The undo may be called in any order with other rows' and interceptors' undos, and more than once.
+    The undo may be called in any order with other rows' and interceptors' undos, and more than once. Two rows of one
+    target share it.
+
+    Args:
+        row: What to intercept.
+        interceptor: Called as ``interceptor(proceed, *args, **kwargs)``.
+        owner: For a ``per_class`` row: the class whose attribute is meant.
     """
+    target = owner_of(row) if owner is None else owner
+    key = (id(target), row.attribute)
     with _LOCK:
-        seam = _SEAMS.get(row.name)
+        seam = _SEAMS.get(key)
         if seam is None:
-            seam = _SEAMS[row.name] = _Seam(row)
+            seam = _SEAMS[key] = _Seam(row, target, _INSIDE.setdefault(row.name, _Thread()))
             seam.install()
+        elif getattr_static(target, row.attribute) is seam.original:
+            seam.install()  # whoever lay on top has put back what was there before us
         seam.set_interceptors((*seam.interceptors, interceptor))
+    return _once(functools.partial(_leave, key, seam, interceptor))
+
+
+def _leave(key: tuple[int, str], seam: _Seam, interceptor: Interceptor) -> None:
+    with _LOCK:
+        remaining = list(seam.interceptors)
+        if interceptor in remaining:
+            remaining.remove(interceptor)
+            seam.set_interceptors(tuple(remaining))
+        if not seam.interceptors and seam.uninstall() and _SEAMS.get(key) is seam:
+            del _SEAMS[key]
+
+
+def _once(action: Undo) -> Undo:
+    pending = [action]
 
     def undo() -> None:
-        with _LOCK:
-            if interceptor in seam.interceptors:
-                seam.set_interceptors(tuple(i for i in seam.interceptors if i is not interceptor))
-            if not seam.interceptors and seam.uninstall() and _SEAMS.get(row.name) is seam:
-                del _SEAMS[row.name]
+        if pending:
+            pending.pop()()
 
     return undo
 
 
+def owner_of(row: Row) -> Any:
+    """The module or class whose attribute the row means."""
+    module_name, _, class_name = row.owner.partition(":")
+    module = import_module(module_name)
+    return getattr(module, class_name) if class_name else module
+
+
+def undo_all(undos: Iterable[Undo]) -> None:
+    """Call every undo, the last first."""
+    for undo in reversed(list(undos)):
+        undo()
+
+
 def intercepted() -> tuple[str, ...]:
     """The names of the rows whose target is replaced and has an interceptor."""
-    return tuple(name for name, seam in _SEAMS.items() if seam.interceptors)
+    return tuple(seam.row.name for seam in _SEAMS.values() if seam.interceptors)
 
 
 def switch_off_in_worker() -> None:
     """In a forked DataLoader worker: drop every interceptor whose row does not belong there."""
     with _LOCK:
-        for name, seam in list(_SEAMS.items()):
+        for key, seam in list(_SEAMS.items()):
             if not seam.row.in_workers:
                 seam.set_interceptors(())
                 if seam.uninstall():
-                    del _SEAMS[name]
+                    del _SEAMS[key]
 
 
 def is_loaded(module: str) -> bool:

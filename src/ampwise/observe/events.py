@@ -66,6 +66,24 @@ LoopEvent = ForwardStarted | ForwardEnded | BackwardStarted | BackwardEnded | St
 E = TypeVar("E", bound=LoopEvent)
 
 
+@dataclass(slots=True, kw_only=True)
+class _Supplier:
+    """Somebody who can find events of some kinds, and does so only if they are wanted."""
+
+    kinds: tuple[type[LoopEvent], ...]
+    start: Callable[[], Undo]
+    _stop: Undo | None = None
+
+    def attach(self) -> None:
+        if self._stop is None:
+            self._stop = self.start()
+
+    def detach(self) -> None:
+        stop, self._stop = self._stop, None
+        if stop is not None:
+            stop()
+
+
 @dataclass(slots=True)
 class EventBus:
     """Carries events from whoever sees them to whoever asked for their kind, in the order of subscription.
@@ -75,10 +93,14 @@ class EventBus:
     """
 
     _listeners: dict[type[Any], tuple[Callable[[Any], None], ...]] = field(default_factory=dict)
+    _suppliers: "tuple[_Supplier, ...]" = ()
 
     def subscribe(self, kind: type[E], listener: Callable[[E], None]) -> Undo:
         """Call ``listener`` with every event of ``kind`` until the returned undo is called."""
         self._listeners[kind] = (*self._listeners.get(kind, ()), listener)
+        for supplier in self._suppliers:
+            if kind in supplier.kinds:
+                supplier.attach()
 
         def undo() -> None:
             self._listeners[kind] = tuple(one for one in self._listeners.get(kind, ()) if one is not listener)
@@ -88,6 +110,22 @@ class EventBus:
     def wants(self, kind: type[LoopEvent]) -> bool:
         """Whether anybody listens: a publisher may spare itself the work."""
         return bool(self._listeners.get(kind))
+
+    def supply(self, kinds: tuple[type[LoopEvent], ...], start: Callable[[], Undo]) -> Undo:
+        """Call ``start`` once somebody listens to one of ``kinds``, now or later: who looks costs time.
+
+        The returned undo calls what ``start`` returned.
+        """
+        supplier = _Supplier(kinds=kinds, start=start)
+        self._suppliers = (*self._suppliers, supplier)
+        if any(self.wants(kind) for kind in kinds):
+            supplier.attach()
+
+        def undo() -> None:
+            self._suppliers = tuple(one for one in self._suppliers if one is not supplier)
+            supplier.detach()
+
+        return undo
 
     def publish(self, event: LoopEvent) -> None:
         """Hand ``event`` to every listener of its kind."""

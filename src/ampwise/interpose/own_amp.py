@@ -1,0 +1,88 @@
+"""Rows for the ways a script does mixed precision itself. Decided at run time: its text may name what it never uses."""
+
+import functools
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ampwise.compat.autocast import DECORATOR_FRAME, function_entering, is_enabled
+from ampwise.interpose.caller import callers, is_torch, is_users, module_of, place, place_of, script_place
+from ampwise.interpose.optimizer_step import on_optimizer
+from ampwise.interpose.row import Row
+from ampwise.interpose.seam import Undo, intercept, undo_all
+
+ENTER = Row(
+    name="torch.autocast.__enter__",
+    owner="torch.amp.autocast_mode:autocast",
+    attribute="__enter__",
+    why="a script with its own autocast (or Accelerate's, or Lightning's) must not get a second one",
+    obstacle="own_amp",
+)
+SCALER = Row(
+    name="torch.amp.GradScaler.__init__",
+    owner="torch.amp.grad_scaler:GradScaler",
+    attribute="__init__",
+    why="a loss scaled by the script must not be scaled again",
+    obstacle="own_amp",
+)
+_BESIDES = ("torch.amp", "torch.cuda.amp", "torch.cpu.amp", "contextlib", "functools")
+_DYNAMO = "torch._dynamo"
+_LOW = (torch.float16, torch.bfloat16)
+
+
+def on_own_amp(found: Callable[[str], None]) -> Undo:
+    """Call ``found("torch.autocast entered at train.py:31")`` before the script's own mixed precision takes effect.
+
+    It may be called more than once.
+    """
+
+    def entered(proceed: Callable[..., Any], region: torch.autocast, *args: Any, **kwargs: Any) -> Any:
+        if is_enabled(region):
+            where = _entered_by_script()
+            if where is not None:
+                found(f"torch.autocast entered {where}")
+        return proceed(region, *args, **kwargs)
+
+    def built(proceed: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> None:
+        proceed(scaler, *args, **kwargs)
+        if scaler.is_enabled():
+            found(f"{type(scaler).__name__} made {_where()}")
+
+    def given(optimizer: Any) -> None:
+        low = next((p for group in optimizer.param_groups for p in group["params"] if p.dtype in _LOW), None)
+        if low is not None:
+            dtype = str(low.dtype).removeprefix("torch.")
+            found(f"{type(optimizer).__name__} given {dtype} parameters {_where()}")
+
+    undos = intercept(ENTER, entered), intercept(SCALER, built), on_optimizer(given)
+    return functools.partial(undo_all, undos)
+
+
+def _entered_by_script() -> str | None:
+    """Where the region was entered, unless torch entered it for itself (checkpointing, ``custom_bwd``, threads)."""
+    for frame in callers():
+        if frame.f_code.co_name == DECORATOR_FRAME and module_of(frame).startswith("torch.amp"):
+            return _decorated(frame)
+        if not module_of(frame).startswith(_BESIDES):
+            # Dynamo enters the script's region on its behalf while it traces it
+            return None if is_torch(frame) and not module_of(frame).startswith(_DYNAMO) else _where(frame)
+    return None
+
+
+def _decorated(frame: FrameType) -> str:
+    """Where ``@torch.autocast`` stands: torch itself calls no function so decorated."""
+    code = getattr(function_entering(frame.f_locals), "__code__", None)
+    if code is None or not is_users(code.co_filename):
+        return _where()
+    return f"at {place(code.co_filename, code.co_firstlineno)}"
+
+
+def _where(frame: FrameType | None = None) -> str:
+    """``at`` the user's line, ``by`` the library that stands between."""
+    own = script_place()
+    if frame is not None and not is_users(frame.f_code.co_filename) and not is_torch(frame):
+        library = module_of(frame).partition(".")[0]
+        return f"by {library}" + (f", from {own}" if own else "")
+    return f"at {own}" if own else f"at {place_of(next(callers()))}"

@@ -1,0 +1,90 @@
+"""Finds a plain training loop by what it calls, and publishes its events."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+from ampwise.compat.autograd import is_inside_backward
+from ampwise.interpose.backward import BACKWARD, roots_of
+from ampwise.interpose.module_call import MODULE_CALL
+from ampwise.interpose.optimizer_step import around_steps, on_optimizer
+from ampwise.interpose.seam import Undo, intercept, undo_all
+from ampwise.observe.events import (
+    BackwardEnded,
+    BackwardStarted,
+    EventBus,
+    ForwardEnded,
+    ForwardStarted,
+    StepOutcome,
+    StepStarted,
+)
+
+Judge = Callable[[Any], StepOutcome]
+"""Says how the step of an optimizer (None: the script's own hands) that has just ended went."""
+
+
+class LoopWatcher:
+    """Publishes the events of whatever training loop runs while it is entered.
+
+    A step is an optimizer's outermost ``step()``; until the first optimizer is built, every top-level backward pass
+    is one, for the script then updates its parameters by hand.
+
+    Args:
+        bus: Where the events go.
+        judge: Says how a step went; by default it stepped.
+        has_optimizer: The loop's optimizer exists already.
+    """
+
+    def __init__(
+        self,
+        bus: EventBus,
+        *,
+        judge: Judge = lambda optimizer: StepOutcome(optimizer=optimizer),
+        has_optimizer: bool = False,
+    ) -> None:
+        self._bus = bus
+        self._judge = judge
+        self._has_optimizer = has_optimizer
+        self._undos: list[Undo] = []
+
+    def __enter__(self) -> Self:
+        self._undos = [
+            on_optimizer(self._on_optimizer),
+            around_steps(self._around_step),
+            intercept(BACKWARD, self._around_backward),
+            # calls of modules are many: they are looked at only if somebody asks
+            self._bus.supply((ForwardStarted, ForwardEnded), lambda: intercept(MODULE_CALL, self._around_call)),
+        ]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        undo_all(self._undos)
+
+    def _on_optimizer(self, _: Any) -> None:
+        self._has_optimizer = True
+
+    def _around_call(self, proceed: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_inside_backward():  # the recomputation of a checkpoint
+            return proceed(module, *args, **kwargs)
+        self._bus.publish(ForwardStarted(module=module, args=args, kwargs=kwargs))
+        output = proceed(module, *args, **kwargs)
+        self._bus.publish(ForwardEnded(module=module))
+        return output
+
+    def _around_backward(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        if is_inside_backward():
+            proceed(*args, **kwargs)
+            return
+        roots = roots_of(args, kwargs)
+        self._bus.publish(BackwardStarted(roots=roots))
+        proceed(*args, **kwargs)
+        self._bus.publish(BackwardEnded(roots=roots))
+        if not self._has_optimizer:
+            self._bus.publish(StepStarted(optimizer=None))
+            self._bus.publish(self._judge(None))
+
+    def _around_step(self, proceed: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        self._has_optimizer = True
+        self._bus.publish(StepStarted(optimizer=optimizer))
+        result = proceed(optimizer, *args, **kwargs)
+        self._bus.publish(self._judge(optimizer))
+        return result

@@ -1,0 +1,134 @@
+"""Puts a precision into effect for a whole script that knows nothing of it, and takes it back afterwards."""
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ampwise.interpose.cast_lists import use_cuda_lists
+from ampwise.interpose.custom_function import functions_in_fp32
+from ampwise.interpose.data import keep_data_out
+from ampwise.interpose.numpy_view import upcast_for_numpy
+from ampwise.interpose.own_amp import on_own_amp
+from ampwise.interpose.threads import pass_to_threads
+from ampwise.observe.events import BUS, EventBus, StepOutcome
+from ampwise.observe.loop import LoopWatcher
+from ampwise.runner.regions import AutocastRegions
+from ampwise.runner.spec import Lists
+
+if TYPE_CHECKING:
+    from ampwise.runtime.device import Choice
+    from ampwise.runtime.loss_scale import LossScale
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""The precisions that are autocast's; the others are the hardware's."""
+
+
+class Injected:
+    """What became of an injected precision so far."""
+
+    def __init__(self) -> None:
+        self.left_alone: str | None = None
+        """The script's own mixed precision, with its place, where ampwise stepped back for it."""
+        self.notes: list[str] = []
+        """What else the reader should know, each once."""
+        self.num_steps = 0
+        self.num_skipped = 0
+        self._scale: Callable[[], float | None] = lambda: None
+
+    @property
+    def scale(self) -> float | None:
+        """The hidden loss scale; None where there is none."""
+        return self._scale()
+
+    def note(self, text: str) -> None:
+        """Add a note, unless it is there."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def count(self, outcome: StepOutcome) -> None:
+        """Count a step."""
+        self.num_steps += 1
+        self.num_skipped += not bool(outcome.stepped)
+
+    def show_scale(self, scale: Callable[[], float | None]) -> None:
+        """Take the scale from ``scale`` from now on."""
+        self._scale = scale
+
+
+@contextmanager
+def inject(
+    *, choice: "Choice", lists: Lists = Lists.CUDA, loss_scale: "LossScale | None" = None, bus: EventBus = BUS
+) -> Generator[Injected]:
+    """Let a precision take effect for whatever training loop runs meanwhile, and publish the loop's events.
+
+    A script that does mixed precision by itself is left to it, from the moment it does.
+
+    Args:
+        choice: The precision, and on which device.
+        lists: Whose cast lists autocast follows.
+        loss_scale: fp16's loss scale to start from; None starts torch's dynamic one.
+        bus: Where the loop's events go.
+    """
+    injected = Injected()
+    with ExitStack() as stack:
+        effect = _Effect(choice, lists, loss_scale, injected)
+        stack.callback(bus.subscribe(StepOutcome, injected.count))
+        stack.enter_context(LoopWatcher(bus, judge=effect.judge))
+        stack.callback(on_own_amp(effect.leave_alone))
+        stack.callback(effect.stop)
+        effect.start()
+        yield injected
+
+
+class _Effect:
+    """The precision's parts, put into effect and taken back together."""
+
+    def __init__(self, choice: "Choice", lists: Lists, loss_scale: "LossScale | None", injected: Injected) -> None:
+        self._choice = choice
+        self._lists = lists
+        self._injected = injected
+        self._loss_scale = loss_scale
+        self._stack = ExitStack()
+
+    def start(self) -> None:
+        dtype = _DTYPES.get(self._choice.precision)
+        if dtype is not None:
+            self._start_autocast(torch.device(self._choice.device).type, dtype)
+        elif self._choice.precision == "tf32":
+            from ampwise.compat.tf32 import tf32_enabled
+
+            self._stack.enter_context(tf32_enabled(on=True))
+
+    def stop(self) -> None:
+        self._stack.close()
+
+    def leave_alone(self, what: str) -> None:
+        """Step back for the script's own mixed precision."""
+        if self._injected.left_alone is None:
+            self._injected.left_alone = what
+            self.stop()
+
+    def judge(self, optimizer: Any) -> StepOutcome:
+        """How the step that has just ended went."""
+        return StepOutcome(optimizer=optimizer)
+
+    def _start_autocast(self, device_type: str, dtype: torch.dtype) -> None:
+        stack = self._stack
+        if self._lists is Lists.CUDA:
+            stack.callback(use_cuda_lists(device_type))
+        regions = AutocastRegions(device_type, dtype, on_full_precision=self._note_full_precision)
+        stack.callback(regions.stop)
+        regions.start()
+        for undo in (
+            functions_in_fp32(device_type),
+            upcast_for_numpy(dtype, torch.bfloat16),
+            keep_data_out(device_type),
+            pass_to_threads(device_type),
+        ):
+            stack.callback(undo)
+
+    def _note_full_precision(self, optimizer: Any) -> None:
+        name = type(optimizer).__name__
+        self._injected.note(f"{name}'s closure ran in fp32: its line search needs exact losses")
