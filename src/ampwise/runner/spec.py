@@ -46,5 +46,7 @@ class LaunchSpec:
     """Where the run's record goes."""
     progress: str | None = None
     """Where a line goes at each step's end, for a progress bar."""
+    parts: str | None = None
+    """Folder where each process of the run leaves what it did; its processes share one choice of precision there."""
     summary: bool = True
     """Print the closing summary to stderr."""

@@ -1,0 +1,43 @@
+"""Gives every end of a command its exit status, and every refusal its line."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from ampwise._base.errors import AmpwiseError
+from ampwise._base.text import inert
+
+USAGE, COULD_NOT_RUN, INTERRUPTED = 2, 3, 130
+
+
+def status_of(command: Callable[[], Any]) -> int:
+    """Run ``command``; the status it returned, or that of its refusal, which is printed to stderr."""
+    try:
+        result = command()
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
+    except click.Abort:
+        return INTERRUPTED
+    except click.ClickException as error:
+        return _show_click(error)
+    except AmpwiseError as error:
+        say(str(error))
+        return error.exit_status
+    return result if isinstance(result, int) else 0
+
+
+def say(text: str) -> None:
+    """Print a line of ampwise's own to stderr."""
+    click.echo(f"ampwise: {inert(text)}", err=True)
+
+
+def _show_click(error: click.ClickException) -> int:
+    """Print click's complaints, in ampwise's form; the help that a command without arguments prints is no complaint."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return USAGE
+    say(error.format_message())
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        click.echo(f"Try: {error.ctx.command_path} --help", err=True)
+    return USAGE if isinstance(error, click.UsageError) else COULD_NOT_RUN

@@ -1,0 +1,225 @@
+"""``ampwise run``: a training script, unmodified, in mixed precision."""
+
+import atexit
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from ampwise._base.errors import AmpwiseError, CannotRunError, UsageError
+from ampwise._base.text import inert_line
+from ampwise.cli.exits import INTERRUPTED, say
+from ampwise.plan.presets import get_precision
+from ampwise.records.files import to_plain
+from ampwise.runner.bootstrap import announce, children_environment, own_environment
+from ampwise.runner.failures import describe, missing_cuda, own_place
+from ampwise.runner.launch import run_command
+from ampwise.runner.script import ScriptEnd, Target, run_target, show_error
+from ampwise.runner.session import Session, session
+from ampwise.runner.spec import LaunchSpec, Lists, Malloc
+from ampwise.runner.summary import RunSummary, summary_lines
+
+_DEVICE = re.compile(r"(cpu|mps|cuda(:\d+)?|xpu(:\d+)?)")
+_LOOKED_FOR = (
+    "no training step found: looked for a backward pass (Tensor.backward, torch.autograd.backward) and an optimizer's "
+    "step (torch.optim.Optimizer.step), in the script and in the Python processes it started"
+)
+
+
+class _ScriptCommand(click.Command):
+    """A command that remembers whether ``--`` stood before its first word."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        place = len(given) - len(ctx.params.get("words", ())) - 1
+        ctx.params["has_dashes"] = place >= 0 and given[place] == "--"
+        return rest
+
+
+class _Leaving:
+    """What this process does last of all, after the script's own atexit handlers: registered before them."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self.is_interrupted = False
+        self.parts = tempfile.mkdtemp(prefix="ampwise-")
+        atexit.register(self._leave)
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether the script forked, and this is the copy."""
+        return os.getpid() != self._process
+
+    def _leave(self) -> None:
+        if self.is_fork:
+            return
+        shutil.rmtree(self.parts, ignore_errors=True)
+        if self.is_interrupted:  # python ends by the signal itself, so that a shell's loop ends too
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+class _Voice:
+    """How the run's result is told: lines on stderr, or one JSON document on stdout with the script's stdout moved."""
+
+    def __init__(self, *, as_json: bool, summary: bool) -> None:
+        self._summary = summary
+        self._stdout: int | None = None
+        if as_json:
+            sys.stdout.flush()
+            self._stdout = os.dup(1)
+            os.dup2(2, 1)
+
+    def tell(self, summary: RunSummary, *, status: int, failure: str | None) -> None:
+        """Tell what the run did and how it ended."""
+        if self._stdout is not None:
+            sys.stdout.flush()
+            document = {"status": status, "error": failure, **to_plain(summary)}
+            os.write(self._stdout, (json.dumps(document, indent=1) + "\n").encode())
+        elif failure is not None:
+            if self._summary and summary.num_steps:
+                say(f"{summary.precision}, {summary.num_steps} steps; {failure}")
+        elif self._summary:
+            for line in summary_lines(summary):
+                say(line)
+
+
+@click.command(
+    name="run",
+    cls=_ScriptCommand,
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a training script, unmodified, in mixed precision.",
+)
+@click.option("--precision", default="auto", metavar="NAME", help="auto (default), fp32, tf32, bf16 or fp16.")
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@click.option("--device", metavar="DEVICE", help="cpu, cuda:1, ...: the current device of the run.")
+@click.option(
+    "--lists",
+    type=click.Choice([one.value for one in Lists]),
+    default=Lists.CUDA.value,
+    help="Whose cast lists autocast follows: CUDA's on every device (default), or torch's own.",
+)
+@click.option(
+    "--malloc",
+    type=click.Choice([one.value for one in Malloc]),
+    default=Malloc.AUTO.value,
+    help="CPU allocator: keep large tensors between steps (tuned), as it is (system), or auto.",
+)
+@click.option("--show-code", is_flag=True, help="Print the plain torch.amp code that would do the same; run nothing.")
+@click.option("--summary/--no-summary", default=True, help="Print the closing summary to stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; the script's stdout goes to stderr.")
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")
+def command(words: tuple[str, ...], **options: Any) -> int:
+    r"""Run a training script, unmodified, in the precision this hardware is good at.
+
+    \b
+    ampwise run train.py --lr 3e-4
+    ampwise run --precision bf16 -m package.train
+    ampwise run -- torchrun --nproc-per-node 2 train.py
+
+    Options of ampwise stand before SCRIPT; all after it is the script's. The
+    exit status is the script's.
+    """
+    spec = _spec(options)
+    is_launcher = options["has_dashes"] and not options["is_module"] and _is_launcher(words[0])
+    target = _target(words, is_module=options["is_module"])
+    if options["show_code"]:
+        return _show_code(target, spec)
+    leaving = _Leaving()
+    spec = replace(spec, parts=leaving.parts)
+    voice = _Voice(as_json=options["as_json"], summary=spec.summary)
+    return _launch(words, spec, voice) if is_launcher else _run(target, spec, voice, leaving)
+
+
+def _spec(options: Mapping[str, Any]) -> LaunchSpec:
+    precision, device = options["precision"], options["device"]
+    if device is not None and _DEVICE.fullmatch(device) is None:
+        raise UsageError(f'--device "{inert_line(device)}": write cpu, cuda, cuda:1, mps or xpu')
+    return LaunchSpec(
+        precision="auto" if precision == "auto" else get_precision(precision).name,
+        lists=Lists(options["lists"]),
+        malloc=Malloc(options["malloc"]),
+        device=device,
+        summary=options["summary"] and own_environment().get("RANK", "0") == "0",
+    )
+
+
+def _target(words: tuple[str, ...], *, is_module: bool) -> Target:
+    name, argv = words[0], words[1:]
+    return Target(module=name, argv=argv) if is_module else Target(path=name, argv=argv)
+
+
+def _is_launcher(word: str) -> bool:
+    """Whether the word after ``--`` is a command; a script may stand there too."""
+    return not (word.endswith(".py") and os.path.isfile(word) and shutil.which(word) is None)  # noqa: PTH113
+
+
+def _show_code(target: Target, spec: LaunchSpec) -> int:
+    from ampwise.runner.show_code import show_code
+
+    click.echo(show_code(target, precision=spec.precision))
+    return 0
+
+
+def _launch(words: tuple[str, ...], spec: LaunchSpec, voice: _Voice) -> int:
+    """Run a launcher; what its processes did, they leave behind."""
+    status = run_command(words, environ=children_environment(spec, own_environment()))
+    with session(spec) as current:
+        return _close(current, ScriptEnd(status=status), voice)
+
+
+def _run(target: Target, spec: LaunchSpec, voice: _Voice, leaving: _Leaving) -> int:
+    """Run a script in this process."""
+    refusals: list[AmpwiseError] = []
+
+    def on_error(error: BaseException) -> int:
+        sentence = missing_cuda(error)
+        if sentence is None:
+            place = own_place(error)
+            status = show_error(error)
+            if place is not None:
+                say(f"the error was raised in ampwise itself, at {place}; this is a fault of ampwise's")
+            return status
+        refusals.append(CannotRunError(sentence))
+        return refusals[0].exit_status
+
+    announce(spec)
+    with session(spec, command=target.command, environ=own_environment()) as current:
+        end = run_target(target, on_error=on_error)
+    if refusals:
+        raise refusals[0]
+    if leaving.is_fork:
+        current.leave_report()
+        return end.status
+    leaving.is_interrupted = end.interrupted
+    return _close(current, end, voice)
+
+
+def _close(current: Session, end: ScriptEnd, voice: _Voice) -> int:
+    summary = current.summary()
+    if end.status == 0 and summary.num_steps == 0:
+        hint = "" if current.choice is not None or current.reports() else "; the script never imported torch"
+        raise CannotRunError(_LOOKED_FOR + hint)
+    voice.tell(summary, status=end.status, failure=_failure(end))
+    return INTERRUPTED if end.interrupted else end.status
+
+
+def _failure(end: ScriptEnd) -> str | None:
+    """How the run failed, in one line; None where it did not."""
+    if end.status == 0:
+        return None
+    if end.error is None or isinstance(end.error, SystemExit):
+        return f"exit status {end.status}"
+    failure = describe(end.error)
+    return f"ended by {failure.kind}" + (f" at {failure.where}" if failure.where else "")

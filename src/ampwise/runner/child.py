@@ -1,0 +1,156 @@
+"""Runs a script in a process of its own and brings its record home, however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from ampwise._base.errors import RecordError
+from ampwise._base.text import inert
+from ampwise.records.files import load
+from ampwise.records.run import Failure, RunEnd, RunRecord
+from ampwise.runner.bootstrap import own_environment, plain_environment
+from ampwise.runner.changes import tracker_environment
+from ampwise.runner.malloc import children_environment
+from ampwise.runner.script import Target
+from ampwise.runner.spec import LaunchSpec
+from ampwise.runner.worker import order_to_json
+
+_POLL_S = 0.05
+_GRACE_S = 3.0
+_TAIL_BYTES, _TAIL_LINES = 8_192, 12
+
+
+def run_child(
+    target: Target, spec: LaunchSpec, *, on_step: Callable[[int], None] | None = None, cwd: str | None = None
+) -> RunRecord:
+    """Run ``target`` as ``spec`` says, alone in a process, and return its record.
+
+    A fault of the script's (an exception, a signal, out of memory) is told by the record. Whatever ends this call,
+    KeyboardInterrupt included, no process of the run outlives it. The script reads nothing from the terminal and
+    prints nothing to it.
+
+    Args:
+        target: the script.
+        spec: what to do; ``record``, ``progress`` and ``parts`` are set here, and each run gets a folder of its own
+            below ``scratch``.
+        on_step: is told the number of steps made so far, a few times a second.
+        cwd: the script's folder; by default this process's.
+    """
+    with tempfile.TemporaryDirectory(prefix="ampwise-") as folder:
+        full = _complete(spec, Path(folder))
+        output = Path(folder, "stdout"), Path(folder, "stderr")
+        with output[0].open("wb") as stdout, output[1].open("wb") as stderr:
+            process = subprocess.Popen(  # noqa: S603 - our own command
+                [sys.executable, "-m", "ampwise.runner.worker", order_to_json(target, full)],
+                env=_environment(full, own_environment()),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                process_group=0,
+            )
+        try:
+            _follow(process, Path(str(full.progress)), on_step)
+        finally:
+            _end_group(process)
+        return _record(full, process.returncode, stderr=_tail(output[1]))
+
+
+def _complete(spec: LaunchSpec, folder: Path) -> LaunchSpec:
+    Path(folder, "parts").mkdir()
+    scratch = None
+    if spec.scratch is not None:
+        Path(spec.scratch).mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.mkdtemp(prefix=f"{spec.precision}-{spec.repeat}-", dir=spec.scratch)
+    return replace(
+        spec,
+        record=str(folder / "record.json"),
+        progress=str(folder / "progress"),
+        parts=str(folder / "parts"),
+        scratch=scratch,
+        summary=False,
+    )
+
+
+def _environment(spec: LaunchSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """The child's own start is plain; equal runs need equal hashes; trackers stay offline."""
+    made = {"PYTHONHASHSEED": str(spec.repeat), **plain_environment(environ)}
+    if spec.scratch is not None:
+        made.update(tracker_environment(spec.scratch))
+    return {**made, **children_environment(spec.malloc, environ=environ)}
+
+
+def _follow(process: "subprocess.Popen[bytes]", progress: Path, on_step: Callable[[int], None] | None) -> None:
+    """Wait for the process's end; tell of its steps meanwhile."""
+    told = 0
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_POLL_S if on_step is not None else None)
+        if on_step is not None and told != (told := _num_steps(progress, told)):
+            on_step(told)
+        if process.returncode is not None:
+            return
+
+
+def _num_steps(progress: Path, before: int) -> int:
+    """The last whole line's number."""
+    try:
+        with progress.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 64))
+            lines = file.read().split(b"\n")
+    except OSError:
+        return before
+    return int(lines[-2]) if len(lines) > 1 and lines[-2].isdigit() else before
+
+
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    """End the process, and what it started and left running."""
+    if process.poll() is None:
+        _signal_group(process, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+    _signal_group(process, signal.SIGKILL)
+    process.wait()
+
+
+def _signal_group(process: "subprocess.Popen[bytes]", number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _record(spec: LaunchSpec, status: int, *, stderr: str) -> RunRecord:
+    """What the process recorded, or what its end says where it recorded nothing."""
+    try:
+        record = load(str(spec.record), RunRecord)
+    except RecordError:
+        return _lost(spec, status, stderr=stderr)
+    if record.failure is not None and not record.failure.message:
+        return replace(record, failure=replace(record.failure, message=stderr))
+    return record
+
+
+def _lost(spec: LaunchSpec, status: int, *, stderr: str) -> RunRecord:
+    killed = status < 0
+    kind = f"signal {-status}" if killed else f"exit status {status}"
+    return RunRecord(
+        variant=spec.precision + ("+compile" if spec.compile else ""),
+        precision=spec.precision,
+        reason="the process ended before it could say",
+        repeat=spec.repeat,
+        end=RunEnd.KILLED if killed else RunEnd.FAILED,
+        failure=Failure(kind=kind, message=stderr),
+    )
+
+
+def _tail(path: Path) -> str:
+    """The last lines of the script's stderr."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        text = file.read().decode("utf-8", "replace")
+    return "\n".join(inert(text).strip().splitlines()[-_TAIL_LINES:])

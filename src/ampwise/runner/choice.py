@@ -1,0 +1,59 @@
+"""Chooses the precision of a run once, for all its processes on this machine."""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampwise.records.files import load, save
+from ampwise.runner.spec import LaunchSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from ampwise.runtime.device import Choice
+
+
+def choose_once(spec: LaunchSpec, *, device: "torch.device") -> "Choice":
+    """The precision this run computes in: the one another of its processes chose, or else chosen here.
+
+    A measurement may come out differently on a busy machine, and ranks that train together must agree.
+
+    Raises:
+        CannotRunError: the machine cannot compute in the precision asked for.
+    """
+    from ampwise.runtime.device import Choice, choose_precision
+
+    shared = Path(spec.parts, "choice.json") if spec.parts is not None and Path(spec.parts).is_dir() else None
+    if shared is not None and shared.exists():
+        return load(shared, Choice)
+    choice = choose_precision(spec.precision, device=device)
+    if shared is None:
+        return choice
+    return load(shared, Choice) if not _publish(choice, shared) else choice
+
+
+def _publish(choice: "Choice", shared: Path) -> bool:
+    """Put the choice where the other processes look; False where one of them was first."""
+    descriptor, name = tempfile.mkstemp(dir=shared.parent)
+    os.close(descriptor)
+    own = Path(name)
+    try:
+        save(choice, own)
+        with suppress(FileExistsError):
+            shared.hardlink_to(own)
+            return True
+        return False
+    finally:
+        own.unlink()
+
+
+def own_gpu(environ: Mapping[str, str]) -> "torch.device | None":
+    """The GPU that belongs to this rank of a launcher's; None where no launcher says."""
+    import torch
+
+    local_rank = environ.get("LOCAL_RANK", "")
+    is_there = local_rank.isdecimal() and torch.cuda.is_available() and int(local_rank) < torch.cuda.device_count()
+    return torch.device("cuda", int(local_rank)) if is_there else None

@@ -1,0 +1,237 @@
+"""Everything ampwise does in one process while somebody's script runs, from the import of torch to the end."""
+
+import os
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ampwise._base.errors import AmpwiseError
+from ampwise.observe.events import BUS
+from ampwise.records.run import Failure, RunEnd, RunRecord
+from ampwise.runner.changes import ChangeWatch
+from ampwise.runner.choice import choose_once, own_gpu
+from ampwise.runner.failures import describe, end_of
+from ampwise.runner.imports import after_import
+from ampwise.runner.malloc import set_allocator
+from ampwise.runner.script import RefusedRun, ScriptEnd
+from ampwise.runner.seeds import seed_python, seed_run
+from ampwise.runner.spec import LaunchSpec
+from ampwise.runner.summary import ProcessReport, RunSummary, leave_report, read_reports
+from ampwise.runner.watch import StepWatch
+
+if TYPE_CHECKING:
+    from ampwise.instruments.memory import PeakMemory
+    from ampwise.instruments.steps import StepWatcher
+    from ampwise.runner.inject import Injected
+    from ampwise.runtime.device import Choice
+
+_NO_TORCH = "the script did not import torch"
+
+
+class Session:
+    """One process's part in a run.
+
+    Nothing of torch is touched before the script imports it: what the script sets in the environment first still
+    counts, and a script without torch pays nothing.
+    """
+
+    def __init__(
+        self, spec: LaunchSpec, *, command: tuple[str, ...], environ: Mapping[str, str], is_child: bool = False
+    ) -> None:
+        self.spec = spec
+        self._is_child = is_child
+        self.command = command
+        self.watch = StepWatch(BUS, stop_after=spec.stop_after, progress=spec.progress)
+        self._environ = environ
+        self._stack = ExitStack()
+        self._choice: Choice | None = None
+        self._allocator = "system"
+        self._injected: Injected | None = None
+        self._steps: StepWatcher | None = None
+        self._memory: PeakMemory | None = None
+        self._notes: list[str] = []
+        self._changes: ChangeWatch | None = None
+
+    @property
+    def choice(self) -> "Choice | None":
+        """The precision and why; None where the script has not imported torch."""
+        return self._choice
+
+    @property
+    def num_steps(self) -> int:
+        """Training steps that this process made."""
+        return self.watch.num_steps
+
+    def open(self) -> None:
+        """Wait for the script to import torch, then take effect; what does not need torch takes effect now."""
+        if self.spec.scratch is not None:
+            self._changes = ChangeWatch(os.getcwd(), scratch=self.spec.scratch)  # noqa: PTH109
+        if self.spec.record is not None:
+            seed_python(self.spec.repeat)
+        self._stack.callback(after_import("torch", self._take_effect))
+
+    def close(self) -> None:
+        """Take everything back; what was seen stays."""
+        self._stack.close()
+
+    def reports(self) -> tuple[ProcessReport, ...]:
+        """What the run's other processes left, the lowest rank first."""
+        return tuple(read_reports(self.spec.parts)) if self.spec.parts is not None else ()
+
+    def leave_report(self) -> None:
+        """Leave what this process did for the one that was started first; one that did nothing leaves nothing."""
+        if self.spec.parts is not None and self.num_steps:
+            record = self.record(ScriptEnd(status=0)) if self.spec.record is not None else None
+            report = ProcessReport(rank=self.watch.rank, summary=self.own_summary(), record=record)
+            leave_report(report, parts=self.spec.parts, name=str(os.getpid()))
+
+    def summary(self) -> RunSummary:
+        """What the run did: this process, or where it did not train, the lowest rank of those that did."""
+        others = () if self.num_steps else self.reports()
+        return others[0].summary if others else self.own_summary()
+
+    def own_summary(self) -> RunSummary:
+        """What this process did."""
+        choice, injected = self._choice, self._injected
+        return RunSummary(
+            precision=choice.precision if choice else self.spec.precision,
+            reason=choice.reason if choice else _NO_TORCH,
+            device=choice.device if choice else "cpu",
+            num_steps=self.num_steps,
+            step_ms_median=self.watch.step_ms_median(),
+            num_skipped=injected.num_skipped if injected else 0,
+            final_scale=injected.scale if injected else None,
+            allocator=self._allocator,
+            left_alone=injected.left_alone if injected else None,
+            notes=self._all_notes(),
+        )
+
+    def record(self, end: ScriptEnd) -> RunRecord:
+        """The run's record; where this process did not train, that of the lowest rank which did."""
+        others = [report.record for report in self.reports() if report.record] if not self.num_steps else []
+        base = others[0] if others else self._own_record()
+        changes = self._changes.notes() if self._changes else ()
+        has_steps = bool(base.steps) or bool(self.num_steps)
+        return replace(
+            base, end=_run_end(end, has_steps=has_steps), failure=_failure(end), notes=(*base.notes, *changes)
+        )
+
+    def _own_record(self) -> RunRecord:
+        choice, injected, memory = self._choice, self._injected, self._memory
+        slowed = memory.slowed_steps if memory else frozenset[int]()
+        return RunRecord(
+            variant=self.spec.precision + ("+compile" if self.spec.compile else ""),
+            precision=choice.precision if choice else self.spec.precision,
+            reason=choice.reason if choice else _NO_TORCH,
+            repeat=self.spec.repeat,
+            end=RunEnd.NO_STEPS,
+            steps=self._steps.records(untimed=slowed) if self._steps else (),
+            peak_tensor_bytes=memory.peak_tensor_bytes if memory else None,
+            peak_allocated_bytes=memory.peak_allocated_bytes if memory else None,
+            left_alone=injected.left_alone if injected else None,
+            notes=self._all_notes(),
+        )
+
+    def _all_notes(self) -> tuple[str, ...]:
+        memory_note = self._memory.note if self._memory else None
+        injected = tuple(self._injected.notes) if self._injected else ()
+        return (*self._notes, *injected, *((memory_note,) if memory_note and self.num_steps else ()))
+
+    def _take_effect(self) -> None:
+        try:
+            self._apply()
+        except AmpwiseError as error:
+            if self._is_child:
+                sys.stderr.write(f"ampwise: {error}\n")
+            raise RefusedRun(error) from error
+
+    def _apply(self) -> None:
+        """In this order: the device decides the precision, which decides what is injected, which instruments watch."""
+        from ampwise.runner.inject import inject
+        from ampwise.runtime.placement import use_device
+
+        spec, stack = self.spec, self._stack
+        device = stack.enter_context(use_device(spec.device))
+        rank_gpu = own_gpu(self._environ) if spec.device is None else None
+        self._choice = choose_once(spec, device=rank_gpu or device)
+        setting = set_allocator(spec.malloc, environ=self._environ, on_cpu=self._choice.device.startswith("cpu"))
+        stack.callback(setting.undo)
+        self._allocator = setting.words
+        self._injected = stack.enter_context(inject(choice=self._choice, lists=spec.lists))
+        if spec.scratch is not None:
+            self._redirect_saves(spec.scratch)
+        if spec.record is not None:
+            stack.enter_context(seed_run(spec.repeat))
+            self._add_instruments()
+        if spec.compile:
+            from ampwise.runner.compiling import compile_outermost
+
+            stack.callback(compile_outermost(BUS))
+        self.watch.start()
+        stack.callback(self.watch.close)
+        self._follow_forks()
+
+    def _redirect_saves(self, scratch: str) -> None:
+        from ampwise.runner.sandbox import redirect_saves
+
+        self._stack.enter_context(redirect_saves(scratch, folder=os.getcwd()))  # noqa: PTH109
+
+    def _add_instruments(self) -> None:
+        from ampwise.instruments.memory import PeakMemory
+        from ampwise.instruments.steps import StepWatcher
+
+        self._steps = self._stack.enter_context(StepWatcher(BUS))
+        if self.spec.memory_step is not None:
+            self._memory = self._stack.enter_context(PeakMemory(BUS, step=self.spec.memory_step))
+
+    def _follow_forks(self) -> None:
+        """A process that multiprocessing forks inherits all of this; it counts for itself and reports at its end."""
+        from multiprocessing import util
+
+        def in_child(session: Session) -> None:
+            session.watch.restart()
+            util.Finalize(None, session.leave_report, exitpriority=0)
+
+        util.register_after_fork(self, in_child)
+
+
+@contextmanager
+def session(
+    spec: LaunchSpec, *, command: tuple[str, ...] = (), environ: Mapping[str, str] | None = None
+) -> Generator[Session]:
+    """Let ``spec`` take effect in this process: at once if torch is imported, else when it is.
+
+    Args:
+        spec: what to do.
+        command: the script and its arguments, as the user typed them.
+        environ: the process's environment, which says how the allocator is set and which GPU is this process's.
+
+    Raises:
+        RefusedRun: in the script's ``import torch``, where the machine cannot do what was asked.
+    """
+    current = Session(spec, command=command, environ=environ or {})
+    try:
+        current.open()
+        yield current
+    finally:
+        current.close()
+
+
+def _run_end(end: ScriptEnd, *, has_steps: bool) -> RunEnd:
+    if end.stopped:
+        return RunEnd.STOPPED
+    if end.status == 0:
+        return RunEnd.FINISHED if has_steps else RunEnd.NO_STEPS
+    if end.error is None or isinstance(end.error, SystemExit):
+        return RunEnd.FAILED
+    return RunEnd.KILLED if end.interrupted else end_of(end.error)
+
+
+def _failure(end: ScriptEnd) -> Failure | None:
+    if end.status == 0:
+        return None
+    if end.error is None or isinstance(end.error, SystemExit):
+        return Failure(kind=f"exit status {end.status}", message="")
+    return describe(end.error)

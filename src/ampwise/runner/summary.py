@@ -1,0 +1,78 @@
+"""What one process of a run did, in a few lines for its reader."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampwise._base.errors import RecordError
+from ampwise._base.text import inert_line
+from ampwise._base.units import format_ms
+from ampwise.records.files import load, save
+from ampwise.records.run import RunRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """The closing summary of a run."""
+
+    precision: str
+    """The format computed in."""
+    reason: str
+    """Why that precision, in words."""
+    device: str
+    num_steps: int
+    step_ms_median: float | None
+    """Over the last steps; None where there were fewer than two."""
+    num_skipped: int
+    final_scale: float | None
+    """None without loss scaling."""
+    allocator: str
+    """The CPU allocator's setting, in words."""
+    left_alone: str | None = None
+    """The script's own mixed precision that ampwise left to it, with its place."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessReport:
+    """What one process of a run leaves for the process that was started first."""
+
+    rank: int
+    summary: RunSummary
+    record: RunRecord | None = None
+
+
+def summary_lines(summary: RunSummary) -> tuple[str, ...]:
+    """The summary as lines of text, without a prefix."""
+    steps = "1 step" if summary.num_steps == 1 else f"{summary.num_steps} steps"
+    counted = [steps]
+    if summary.step_ms_median is not None:
+        counted.append(f"median {format_ms(summary.step_ms_median)} a step")
+    if summary.num_skipped or summary.final_scale is not None:
+        counted.append(f"{summary.num_skipped} skipped")
+    if summary.final_scale is not None:
+        counted.append(f"final loss scale {summary.final_scale:g}")
+    lines = [
+        f"{summary.precision} on {summary.device}: {summary.reason}",
+        "; ".join(counted),
+        f"CPU allocator: {summary.allocator}",
+    ]
+    if summary.left_alone is not None:
+        lines[0] = f"the script's own mixed precision was left to it: {summary.left_alone}"
+    return tuple(inert_line(line, max_length=500) for line in (*lines, *(f"note: {note}" for note in summary.notes)))
+
+
+def leave_report(report: ProcessReport, *, parts: str, name: str) -> None:
+    """Write the report into the folder ``parts``."""
+    save(report, Path(parts, f"{name}.report.json"))
+
+
+def read_reports(parts: str) -> Sequence[ProcessReport]:
+    """The reports left in ``parts``, the lowest rank first; a half or foreign file is passed over."""
+    reports: list[ProcessReport] = []
+    for path in sorted(Path(parts).glob("*.report.json")):
+        try:
+            reports.append(load(path, ProcessReport))
+        except RecordError:
+            continue
+    return sorted(reports, key=lambda report: (report.rank, -report.summary.num_steps))
