@@ -27,7 +27,12 @@ _TAIL_BYTES, _TAIL_LINES = 8_192, 12
 
 
 def run_child(
-    target: Target, spec: LaunchSpec, *, on_step: Callable[[int], None] | None = None, cwd: str | None = None
+    target: Target,
+    spec: LaunchSpec,
+    *,
+    on_step: Callable[[int], None] | None = None,
+    cwd: str | None = None,
+    output: str | None = None,
 ) -> RunRecord:
     """Run ``target`` as ``spec`` says, alone in a process, and return its record.
 
@@ -41,11 +46,13 @@ def run_child(
             below ``scratch``.
         on_step: is told the number of steps made so far, a few times a second.
         cwd: the script's folder; by default this process's.
+        output: folder where the files ``stdout`` and ``stderr`` keep what the script printed; by default they go.
     """
     with tempfile.TemporaryDirectory(prefix="ampwise-") as folder:
         full = _complete(spec, Path(folder))
-        output = Path(folder, "stdout"), Path(folder, "stderr")
-        with output[0].open("wb") as stdout, output[1].open("wb") as stderr:
+        kept = Path(folder if output is None else output)
+        kept.mkdir(parents=True, exist_ok=True)
+        with Path(kept, "stdout").open("wb") as stdout, Path(kept, "stderr").open("wb") as stderr:
             process = subprocess.Popen(  # noqa: S603 - our own command
                 [sys.executable, "-m", "ampwise.runner.worker", order_to_json(target, full)],
                 env=_environment(full, own_environment()),
@@ -59,7 +66,7 @@ def run_child(
             _follow(process, Path(str(full.progress)), on_step)
         finally:
             _end_group(process)
-        return _record(full, process.returncode, stderr=_tail(output[1]))
+        return _record(full, process.returncode, stderr=_tail(Path(kept, "stderr")))
 
 
 def _complete(spec: LaunchSpec, folder: Path) -> LaunchSpec:

@@ -1,0 +1,236 @@
+"""``ampwise compare``: a script in several precisions, and what each gained."""
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ampwise._base.errors import UsageError
+from ampwise._base.files import check_writable, write_atomically
+from ampwise._base.text import inert_line
+from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, say
+from ampwise.compare.schedule import ComparisonPlan
+from ampwise.compare.variants import parse_variants
+from ampwise.records.files import save_recording
+from ampwise.runner.script import Target
+from ampwise.runner.spec import Lists, Malloc
+
+if TYPE_CHECKING:
+    from ampwise.compare.measure import Progress
+    from ampwise.records.recording import Recording
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command(
+    name="compare",
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a script in several precisions; show what each gained.",
+)
+@click.option(
+    "--precision",
+    default="fp32,auto",
+    show_default=True,
+    metavar="NAMES",
+    help="What to compare; ratios are to the first: fp32, tf32, bf16, fp16, auto, each with or without +compile.",
+)
+@click.option("--steps", type=click.IntRange(min=1), default=60, show_default=True, help="Optimizer steps of each run.")
+@click.option("--repeat", type=click.IntRange(min=1), default=2, show_default=True, help="Runs of each variant.")
+@click.option("--project-steps", type=click.IntRange(min=1), metavar="N", help="Say how long N steps would take.")
+@click.option("--report", type=_PATH, metavar="FILE", help="Write one self-contained HTML file.")
+@click.option("--record", type=_PATH, metavar="FILE", help="Save all that was measured, for `ampwise report`.")
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@click.option("--device", metavar="DEVICE", help="cpu, cuda:1, ...: the current device of the runs.")
+@click.option(
+    "--lists",
+    type=click.Choice([one.value for one in Lists]),
+    default=Lists.CUDA.value,
+    help="Whose cast lists autocast follows: CUDA's on every device (default), or torch's own.",
+)
+@click.option(
+    "--malloc",
+    type=click.Choice([one.value for one in Malloc]),
+    default=Malloc.AUTO.value,
+    help="CPU allocator of all variants alike: tuned, system, or auto.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")
+def command(words: tuple[str, ...], **options: Any) -> int:
+    r"""Run a training script in several precisions and show what each gained.
+
+    \b
+    ampwise compare train.py --lr 3e-4
+    ampwise compare --precision fp32,bf16,bf16+compile --report report.html train.py
+
+    Each run is a process of its own and ends after --steps optimizer steps. The
+    script's files are left alone: what it saves goes to a scratch folder. Its
+    output is not shown; it is kept, and named, where a run fails.
+    """
+    plan = _plan(options)
+    target = Target(module=words[0], argv=words[1:]) if options["is_module"] else Target(path=words[0], argv=words[1:])
+    _check_files(options["report"], options["record"])
+    status = _check_script(target)
+    if status:
+        return status
+    _check_device(plan.device)
+    recording, interrupted = _measure(target, plan)
+    _write(recording, options)
+    _tell(recording, as_json=options["as_json"])
+    if interrupted:
+        say("interrupted; this is what had been measured")
+        return INTERRUPTED
+    return 0 if any(row.error is None for row in _rows(recording)) else COULD_NOT_RUN
+
+
+def _plan(options: Mapping[str, Any]) -> ComparisonPlan:
+    return ComparisonPlan(
+        variants=parse_variants(options["precision"]),
+        num_steps=options["steps"],
+        num_repeats=options["repeat"],
+        project_steps=options["project_steps"],
+        device=options["device"],
+        malloc=Malloc(options["malloc"]),
+        lists=Lists(options["lists"]),
+    )
+
+
+def _check_files(report: Path | None, record: Path | None) -> None:
+    """Say before training what could not be written after it."""
+    for path in (report, record):
+        if path is not None:
+            check_writable(path)
+    if report is not None and record is not None and report.resolve() == record.resolve():
+        raise UsageError(f"--report and --record both name {report}; name two files")
+
+
+def _check_script(target: Target) -> int:
+    """Say before the first run what would end every one: 0, or python's status for a syntax error.
+
+    Raises:
+        UsageError: there is no such script or module.
+    """
+    if target.module is not None:
+        top = target.module.partition(".")[0]
+        if top not in sys.builtin_module_names and PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is None:  # noqa: PTH109
+            hint = f"; to compare a file: ampwise compare {target.module}" if target.module.endswith(".py") else ""
+            raise UsageError(f"No module named {inert_line(target.module)}{hint}")
+        return 0
+    path = Path(target.path or "")
+    if path.is_dir():
+        return 0
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        reason = f"[Errno {error.errno}] {error.strerror}"
+        raise UsageError(f"can't open file {inert_line(str(path.absolute()))!r}: {reason}") from None
+    try:
+        compile(source, str(path.absolute()), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        click.echo("".join(traceback.format_exception_only(error)), nl=False, err=True)
+        return 1
+    return 0
+
+
+def _check_device(device: str | None) -> None:
+    if device is not None:
+        from ampwise.runtime.placement import use_device
+
+        with use_device(device):
+            pass
+
+
+def _measure(target: Target, plan: ComparisonPlan) -> "tuple[Recording, bool]":
+    """The recording, and whether Ctrl-C cut it short."""
+    from dataclasses import replace
+
+    from ampwise.compare.measure import ComparisonInterrupted, compare
+
+    scratch = tempfile.mkdtemp(prefix="ampwise-compare-")
+    try:
+        with _progress_bar() as on_progress:
+            return compare(target, replace(plan, scratch=scratch), on_progress=on_progress), False
+    except ComparisonInterrupted as interrupted:
+        return interrupted.recording, True
+    finally:
+        _remove_empty(scratch)
+
+
+@contextmanager
+def _progress_bar() -> "Generator[Callable[[Progress], None]]":
+    """A bar with the time left on a terminal's stderr, gone at the end; nothing in a pipe."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
+    with bar:
+        task = bar.add_task("starting", total=None)
+
+        def show(progress: Any) -> None:
+            description = f"run {progress.run} of {progress.num_runs}: {progress.variant}"
+            bar.update(task, description=description, completed=progress.num_done, total=progress.num_total)
+
+        yield show
+
+
+def _remove_empty(folder: str) -> None:
+    """Remove the folders in which nothing was left."""
+    for root, _, _ in os.walk(folder, topdown=False):
+        if not os.listdir(root):  # noqa: PTH208
+            Path(root).rmdir()
+
+
+def _write(recording: "Recording", options: Mapping[str, Any]) -> None:
+    """The record first: the page can be made again from it."""
+    if options["record"] is not None:
+        save_recording(recording, options["record"])
+    if options["report"] is not None:
+        from ampwise.report.html import render_html
+
+        write_atomically(options["report"], render_html(recording))
+    for name in ("record", "report"):
+        if options[name] is not None:
+            click.echo(f"{name}: {inert_line(str(options[name]), max_length=1000)}", err=True)
+
+
+def _tell(recording: "Recording", *, as_json: bool) -> None:
+    if as_json:
+        from ampwise.report.machine import comparison_json
+
+        click.echo(json.dumps(comparison_json(recording), indent=1, allow_nan=False))
+        return
+    from rich.text import Text
+
+    from ampwise.report.text import render_table, stdout_console
+
+    console = stdout_console()
+    render_table(recording, console)
+    for line in _explanations(recording):
+        console.print(Text(line, style="dim"))
+
+
+def _explanations(recording: "Recording") -> Generator[str]:
+    """What each verdict stands on, how times were taken, and what failed or was left behind."""
+    for row in _rows(recording):
+        if row.verdict_reason is not None:
+            verdict = f"{row.verdict.value}: " if row.verdict is not None else ""
+            yield inert_line(f"{row.variant}: {verdict}{row.verdict_reason}", max_length=500)
+    yield (
+        "Step times run from the end of one optimizer step to the end of the next, data loading included. A tenth of "
+        "each run's steps, at least two, is warm-up; they and the step whose memory is counted are not timed."
+    )
+    notes = {f"{run.variant}: {note}" for run in recording.runs for note in run.notes}
+    yield from (inert_line(note, max_length=500) for note in sorted(notes))
+
+
+def _rows(recording: "Recording") -> Any:
+    return recording.comparison.variants if recording.comparison is not None else ()

@@ -1,0 +1,184 @@
+"""Runs the variants of a script in turns, each in a process of its own, and puts what they measured together."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from ampwise._base.errors import CannotRunError
+from ampwise.compare.environment import describe_environment
+from ampwise.compare.losses import is_finished
+from ampwise.compare.schedule import ComparisonPlan, ScheduledRun, schedule
+from ampwise.compare.summary import summarise
+from ampwise.records.comparison import Comparison
+from ampwise.records.environment import Environment
+from ampwise.records.recording import Recording
+from ampwise.records.run import RunEnd, RunRecord
+from ampwise.runner.bootstrap import own_environment
+from ampwise.runner.child import run_child
+from ampwise.runner.script import Target
+from ampwise.runner.spec import LaunchSpec
+
+EXTRA_NOTE = "run only to measure fp32's own noise; it is in no row of the table"
+_LOOKED_FOR = (
+    "no training step found: looked for a backward pass (Tensor.backward, torch.autograd.backward) and an optimizer's "
+    "step (torch.optim.Optimizer.step), in the script and in the Python processes it started"
+)
+
+
+class Runner(Protocol):
+    """Runs a script in a process of its own; never raises for the script's faults."""
+
+    def __call__(
+        self, target: Target, spec: LaunchSpec, *, on_step: Callable[[int], None], output: str | None
+    ) -> RunRecord:
+        """Run ``target`` as ``spec`` says, keep what it prints in the folder ``output``, and return its record."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a comparison is."""
+
+    variant: str
+    """What runs now."""
+    run: int
+    """Which run it is, from 1."""
+    num_runs: int
+    num_done: int
+    """Steps over all runs."""
+    num_total: int
+
+
+class ComparisonInterrupted(KeyboardInterrupt):
+    """Ctrl-C ended a comparison; what had finished by then is in ``recording``."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self.recording = recording
+
+
+def compare(
+    target: Target,
+    plan: ComparisonPlan,
+    *,
+    on_progress: Callable[[Progress], None] | None = None,
+    run: Runner = run_child,
+    describe: Callable[[ComparisonPlan], Environment] | None = None,
+) -> Recording:
+    """What each variant of ``target`` gained over the first.
+
+    Every run has a process of its own, the seeds of its number, and the plan's allocator. A variant whose run fails
+    is not run again; the others are.
+
+    Args:
+        target: The script.
+        plan: What is compared, and how long.
+        on_progress: Told of every step.
+        run: Makes one run.
+        describe: Says where the runs took place, once they have.
+
+    Raises:
+        CannotRunError: the script makes no training step.
+        ComparisonInterrupted: Ctrl-C came after a run had finished.
+    """
+    describe = describe or _describe
+    done: list[tuple[ScheduledRun, RunRecord]] = []
+    try:
+        _run_all(target, plan, done, run=run, on_progress=on_progress or _ignore)
+    except KeyboardInterrupt:
+        if not any(is_finished(record) for _, record in done):
+            raise
+        raise ComparisonInterrupted(_recording(target, plan, done, describe(plan))) from None
+    return _recording(target, plan, done, describe(plan))
+
+
+def _run_all(
+    target: Target,
+    plan: ComparisonPlan,
+    done: list[tuple[ScheduledRun, RunRecord]],
+    *,
+    run: Runner,
+    on_progress: Callable[[Progress], None],
+) -> None:
+    runs = schedule(plan)
+    failed: set[str] = set()
+    for index, scheduled in enumerate(runs):
+        name = scheduled.variant.name
+        progress = Progress(
+            variant=name,
+            run=index + 1,
+            num_runs=len(runs),
+            num_done=index * plan.num_steps,
+            num_total=len(runs) * plan.num_steps,
+        )
+        on_progress(progress)
+        if name in failed:
+            continue
+        output = str(Path(plan.scratch, "output", f"{name}-{scheduled.repeat}")) if plan.scratch is not None else None
+        record = run(target, scheduled.spec(plan), on_step=_teller(progress, plan, on_progress), output=output)
+        if index == 0 and record.end is RunEnd.NO_STEPS:
+            raise CannotRunError(_LOOKED_FOR)
+        if not is_finished(record):
+            failed.add(name)
+        done.append((scheduled, _named(record, scheduled, output)))
+
+
+def _named(record: RunRecord, scheduled: ScheduledRun, output: str | None) -> RunRecord:
+    """The record under the user's own name for the variant; what a run printed is kept only where it failed."""
+    notes = list(record.notes)
+    if scheduled.is_extra:
+        notes.append(EXTRA_NOTE)
+    if output is not None and is_finished(record):
+        shutil.rmtree(output, ignore_errors=True)
+    elif output is not None:
+        notes.append(f"what it printed is kept in {output}")
+    return replace(record, variant=scheduled.variant.name, repeat=scheduled.repeat, notes=tuple(notes))
+
+
+def _teller(progress: Progress, plan: ComparisonPlan, on_progress: Callable[[Progress], None]) -> Callable[[int], None]:
+    """Adds a run's own steps to those before it."""
+
+    def tell(num_steps: int) -> None:
+        on_progress(replace(progress, num_done=progress.num_done + min(num_steps, plan.num_steps)))
+
+    return tell
+
+
+def _recording(
+    target: Target,
+    plan: ComparisonPlan,
+    done: Sequence[tuple[ScheduledRun, RunRecord]],
+    environment: Environment,
+) -> Recording:
+    fp32 = [record for scheduled, record in done if scheduled.variant.is_fp32]
+    by_name = {
+        variant.name: [record for scheduled, record in done if scheduled.variant == variant and not scheduled.is_extra]
+        for variant in plan.variants
+    }
+    first = by_name[plan.variants[0].name]
+    return Recording(
+        created=datetime.now().astimezone().isoformat(timespec="seconds"),
+        command=target.command,
+        environment=environment,
+        runs=tuple(record for _, record in done),
+        comparison=Comparison(
+            variants=tuple(
+                summarise(variant, by_name[variant.name], fp32=fp32, first=first, project_steps=plan.project_steps)
+                for variant in plan.variants
+            ),
+            num_steps=plan.num_steps,
+            num_repeats=plan.num_repeats,
+            project_steps=plan.project_steps,
+        ),
+    )
+
+
+def _describe(plan: ComparisonPlan) -> Environment:
+    return describe_environment(device=plan.device, malloc=plan.malloc, environ=own_environment())
+
+
+def _ignore(progress: Progress) -> None:
+    """Tell nobody."""

@@ -1,0 +1,70 @@
+"""Lays out which variant runs when."""
+
+from dataclasses import dataclass
+
+from ampwise.compare.variants import FP32, Variant
+from ampwise.runner.spec import LaunchSpec, Lists, Malloc
+
+_NUM_FP32_SEEDS = 2
+"""Runs of fp32 that it takes to see its noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonPlan:
+    """What is compared, and how long each run is."""
+
+    variants: tuple[Variant, ...]
+    num_steps: int = 60
+    num_repeats: int = 2
+    project_steps: int | None = None
+    device: str | None = None
+    malloc: Malloc = Malloc.AUTO
+    lists: Lists = Lists.CUDA
+    scratch: str | None = None
+    """Folder to which what the runs save is redirected."""
+
+    @property
+    def memory_step(self) -> int:
+        """The step whose storages are counted: in the middle, where an fp16 scale has settled and state exists."""
+        return self.num_steps // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledRun:
+    """One run of one variant."""
+
+    variant: Variant
+    repeat: int
+    is_extra: bool = False
+    """Made only to see fp32's noise; in no row of the table."""
+
+    def spec(self, plan: ComparisonPlan) -> LaunchSpec:
+        """What the run's process is told."""
+        return LaunchSpec(
+            precision=self.variant.precision,
+            compile=self.variant.compile,
+            repeat=self.repeat,
+            stop_after=plan.num_steps,
+            memory_step=plan.memory_step,
+            device=plan.device,
+            malloc=plan.malloc,
+            lists=plan.lists,
+            scratch=plan.scratch,
+            summary=False,
+        )
+
+
+def schedule(plan: ComparisonPlan) -> tuple[ScheduledRun, ...]:
+    """The runs in order: A B, then B A, and so on, so that a machine that warms up favours none.
+
+    Where fp32 is not asked for, or only once, it runs as well until there are two seeds of it.
+    """
+    runs: list[ScheduledRun] = []
+    has_fp32 = any(variant.is_fp32 for variant in plan.variants)
+    for repeat in range(max(plan.num_repeats, _NUM_FP32_SEEDS)):
+        variants = plan.variants if repeat < plan.num_repeats else ()
+        turn = [ScheduledRun(variant=variant, repeat=repeat) for variant in variants]
+        if repeat < _NUM_FP32_SEEDS and not (has_fp32 and variants):
+            turn.insert(0, ScheduledRun(variant=FP32, repeat=repeat, is_extra=True))
+        runs.extend(reversed(turn) if repeat % 2 else turn)
+    return tuple(runs)
