@@ -22,10 +22,10 @@ def command(record: Path, output: Path | None, *, as_json: bool) -> None:
 
     Prints the table, and writes one self-contained HTML file.
     """
+    recording = load_recording(record)
     page = output if output is not None or as_json else record.with_suffix(".html")
     if page is not None:
         _check_page(page, record, was_named=output is not None)
-    recording = load_recording(record)
     if page is not None:
         from ampwise.report.html import render_html
 
@@ -35,11 +35,9 @@ def command(record: Path, output: Path | None, *, as_json: bool) -> None:
 
         click.echo(json.dumps(comparison_json(recording), indent=1, allow_nan=False))
     else:
-        from rich.console import Console
+        from ampwise.report.text import render_table, stdout_console
 
-        from ampwise.report.text import render_table
-
-        render_table(recording, Console())
+        render_table(recording, stdout_console())
     if page is not None:
         click.echo(f"report: {inert_line(str(page), max_length=1000)}", err=as_json)
 

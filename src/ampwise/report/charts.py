@@ -8,20 +8,22 @@ import html
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from ampwise._base.text import inert_line
 from ampwise._base.units import format_bytes
 from ampwise.records.recording import Recording
 from ampwise.records.run import RunRecord, StepRecord
 
+_OUTLINE = {"width": 1, "color": "#ffffff"}
 _WIDTH, _WIDTH_BELOW = 2.2, 4.4
 """The first variant's line lies below the others and is wider, so that one that runs along it hides nothing."""
 
 Figure = dict[str, Any]
 
-PALETTE = ("#0077bb", "#d55e00", "#009e73", "#b8458b", "#8a7400", "#6a5acd", "#7f7f7f")
-"""After Okabe and Ito, and Tol: told apart with any colour vision, and 3:1 against a white and a near-black page."""
+PALETTE = ("#0077bb", "#d55e00", "#009e73", "#9900ff", "#ee1155", "#8877ff")
+"""The first three after Okabe and Ito; any two are told apart with any colour vision, and each stands out 3:1 from a
+white and from a near-black page (a test computes both)."""
 
 _AXIS: dict[str, Any] = {"automargin": True, "zeroline": False, "fixedrange": False}
 _LOG_FROM = 100.0
@@ -207,14 +209,13 @@ def _gaps(steps: Iterable[StepRecord], top: float) -> Iterator[tuple[int, float,
 def _skips(steps: Iterable[StepRecord], top: float) -> Iterator[tuple[int, float, str]]:
     height = top
     for step in steps:
-        height = step.loss if step.loss is not None and math.isfinite(step.loss) else height
+        height = step.loss if _is_finite(step.loss) else height
         if step.skipped:
             yield step.index, height, ""
 
 
-def _loss_axis(finite: Sequence[float | None]) -> Figure:
-    values = [value for value in finite if value is not None]
-    is_log = bool(values) and min(values) > 0 and max(values) / min(values) > _LOG_FROM
+def _loss_axis(finite: Sequence[float]) -> Figure:
+    is_log = bool(finite) and min(finite) > 0 and max(finite) / min(finite) > _LOG_FROM
     return {"type": "log", "dtick": 1} if is_log else {"type": "linear"}
 
 
@@ -246,7 +247,7 @@ def _peak(run: RunRecord) -> int:
     return (run.peak_allocated_bytes if run.peak_tensor_bytes is None else run.peak_tensor_bytes) or 0
 
 
-def _is_finite(value: float | None) -> bool:
+def _is_finite(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 

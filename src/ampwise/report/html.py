@@ -107,19 +107,16 @@ def _policy(scripts: tuple[str, ...]) -> str:
 
 def _charts(recording: Recording) -> tuple[_Chart, ...]:
     crosses, triangles = charts.has_marks(recording)
-    marks = [
-        *(
-            ["A cross marks where a loss stopped being finite; the line is broken until it is again."]
-            if crosses
-            else []
-        ),
-        *(["A triangle marks a step that was skipped because its gradients were not finite."] if triangles else []),
-    ]
+    lines = {
+        "One line a run; repeats are lighter.": True,
+        "A cross marks where a loss stopped being finite; the line is broken until it is again.": crosses,
+        "A triangle marks a step that was skipped because its gradients were not finite.": triangles,
+    }
     return (
         _Chart(
             name="loss",
             title="Loss",
-            caption=" ".join(["One line a run; repeats are lighter.", *marks]),
+            caption=" ".join(text for text, is_shown in lines.items() if is_shown),
             figure=charts.loss_curves(recording),
         ),
         _Chart(

@@ -1,5 +1,7 @@
 """A recording for a person at a terminal."""
 
+import io
+import sys
 from collections.abc import Callable
 
 from rich import box
@@ -40,6 +42,13 @@ _NARROW_COLUMNS: tuple[_Column, ...] = (
     ("memory\nsmaller", lambda row: f"{row.memory}\n{row.saving}"),
     ("skipped\nscale", lambda row: f"{row.skipped}\n{row.scale}"),
 )
+
+
+def stdout_console() -> Console:
+    """A console on stdout that shows a question mark for a character its encoding lacks, rather than failing."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    return Console()
 
 
 def render_table(recording: Recording, console: Console) -> None:

@@ -98,10 +98,10 @@ def ratios_mean(comparison: Comparison) -> str:
 def equal_for_all(recording: Recording) -> tuple[str, ...]:
     """What every variant had in common, so that the ratios are the precision's alone; one fact an item."""
     environment, comparison = recording.environment, recording.comparison
+    device = f"{inert_line(environment.device_name)} ({inert_line(environment.device)})"
     facts = [
         f"the allocator: {inert_line(environment.allocator)}; its gain is in every variant and in no ratio",
-        f"the machine: {inert_line(environment.device_name)} ({inert_line(environment.device)}), "
-        f"{environment.num_threads} threads",
+        f"the machine: {device}, {environment.num_threads} threads",
         "the seeds: runs of the same number have the same ones in every variant",
     ]
     if comparison is not None:
