@@ -70,8 +70,10 @@ def _watched():
 @pytest.fixture(scope="session")
 def _originals():
     """What the rows' targets were before any test ran."""
-    import torch._dynamo  # noqa: F401 - the first optimizer step imports it, and it replaces torch.manual_seed
+    # The first optimizer step imports Dynamo, which replaces torch.manual_seed; the first compilation replaces more.
+    from torch._dynamo.eval_frame import TorchPatcher
 
+    TorchPatcher.patch()
     return _watched()
 
 

@@ -1,4 +1,4 @@
-# ruff: noqa: SLF001 - this is the place for private names
+
 # pyright: reportPrivateImportUsage=false
 """What ampwise uses of torch.amp's private side: the scaler's states and the kernels that unscale and update."""
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 class _Depth(threading.local):
     value = 0
+    hidden = 0
 
 
 _DEPTH = _Depth()
@@ -14,14 +15,45 @@ _DEPTH = _Depth()
 
 @contextmanager
 def internal() -> Generator[None]:
-    """Within it, this thread's calls pass every interceptor by."""
+    """Within it, this thread's calls pass every interceptor by, and no instrument counts its operators."""
     _DEPTH.value += 1
+    _DEPTH.hidden += 1
     try:
         yield
     finally:
         _DEPTH.value -= 1
+        _DEPTH.hidden -= 1
+
+
+@contextmanager
+def announced() -> Generator[None]:
+    """Within it, this thread's calls pass every interceptor by: their caller publishes the events itself.
+
+    They are the user's work all the same, so instruments that watch operators and memory go on watching.
+    """
+    _DEPTH.hidden += 1
+    try:
+        yield
+    finally:
+        _DEPTH.hidden -= 1
+
+
+@contextmanager
+def users_code() -> Generator[None]:
+    """Within it, this thread's calls are the user's again: a closure called from our own step."""
+    before = _DEPTH.value, _DEPTH.hidden
+    _DEPTH.value = _DEPTH.hidden = 0
+    try:
+        yield
+    finally:
+        _DEPTH.value, _DEPTH.hidden = before
 
 
 def is_internal() -> bool:
     """Whether this thread runs ampwise's own operators."""
     return _DEPTH.value > 0
+
+
+def is_hidden() -> bool:
+    """Whether interceptors let this thread's calls pass."""
+    return _DEPTH.hidden > 0

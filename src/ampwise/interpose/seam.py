@@ -13,7 +13,7 @@ from inspect import getattr_static
 from typing import Any
 
 from ampwise.compat.dynamo import Tracer, get_tracer, is_dynamo_compiling, set_tracer
-from ampwise.interpose.internal import is_internal
+from ampwise.interpose.internal import is_hidden
 from ampwise.interpose.row import Row
 
 Undo = Callable[[], None]
@@ -94,7 +94,7 @@ def _every(seam: _Seam) -> Callable[..., Any]:
 
     @functools.wraps(call)
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or is_internal():
+        if is_dynamo_compiling() or is_hidden():
             return call(*args, **kwargs)
         return seam.run(args, kwargs)
 
@@ -107,7 +107,7 @@ def _outermost(seam: _Seam, inside: _Thread) -> Callable[..., Any]:
 
     @functools.wraps(call)
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or inside.is_inside or is_internal():
+        if is_dynamo_compiling() or inside.is_inside or is_hidden():
             return call(*args, **kwargs)
         inside.is_inside = True
         try:

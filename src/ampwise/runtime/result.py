@@ -13,13 +13,14 @@ class StepResult:
 
     Attributes:
         is_update: the call ended an accumulation window, so that the optimizers were asked to step.
-        found_inf: 0-dim, not 0 where gradients were not finite; None where nothing is ever skipped.
+        found_inf: whether gradients were not finite: a 0-dim tensor, not 0 if so, where the host does not know yet;
+            None where nothing is ever skipped.
         scale_tensor: the scale this step's gradients were made with; None is 1.
         grad_norm_tensor: the norm of the unscaled gradients before clipping; None without clipping by norm.
     """
 
     is_update: bool = True
-    found_inf: "Tensor | None" = None
+    found_inf: "Tensor | bool | None" = None
     scale_tensor: "Tensor | None" = None
     grad_norm_tensor: "Tensor | None" = None
 

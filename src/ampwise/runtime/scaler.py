@@ -90,17 +90,24 @@ class GradScaler(torch.amp.GradScaler):
         self._lower_bound = float(init_scale)
         self._init_overflows = 0
         self._num_scale_calls = 0
-        self._warned = False
+        self._host_found: bool | None = None
+        self._warns, self._warned = True, False
         self._forget_iteration()
 
     @classmethod
-    def from_loss_scale(cls, loss_scale: LossScale, *, device: str) -> "GradScaler":
-        """A scaler that starts at ``loss_scale`` and moves by its rules; disabled for ``NoLossScale``."""
+    def from_loss_scale(cls, loss_scale: LossScale, *, device: str, warns: bool = True) -> "GradScaler":
+        """A scaler that starts at ``loss_scale`` and moves by its rules; disabled for ``NoLossScale``.
+
+        Args:
+            loss_scale: where to start, and the rules.
+            device: as torch's.
+            warns: False if the caller watches for a scale at its minimum itself.
+        """
         match loss_scale:
             case NoLossScale():
-                return cls(device, enabled=False)
+                scaler = cls(device, enabled=False)
             case StaticLossScale(scale=scale):
-                return cls(device, init_scale=scale, min_scale=scale, max_scale=scale)
+                scaler = cls(device, init_scale=scale, min_scale=scale, max_scale=scale)
             case DynamicLossScale() as state:
                 scaler = cls(
                     device,
@@ -113,7 +120,8 @@ class GradScaler(torch.amp.GradScaler):
                     hysteresis=state.hysteresis,
                 )
                 scaler._init_growth_tracker, scaler._init_overflows = state.growth_tracker, state.num_overflows
-                return scaler
+        scaler._warns = warns
+        return scaler
 
     def scale(self, outputs: Any) -> Any:
         """Multiply a tensor, or the tensors of an iterable, by the scale."""
@@ -140,6 +148,7 @@ class GradScaler(torch.amp.GradScaler):
             self.last_step = StepResult()
             return optimizer.step(*args, **kwargs)
         closure, args, kwargs = split_closure(args, kwargs)
+        self._host_found = None
         with self._scale_of_gradients(optimizer):
             if closure is None:
                 returned = super().step(optimizer, *args, **kwargs)
@@ -161,6 +170,11 @@ class GradScaler(torch.amp.GradScaler):
             super().update(_checked(new_scale))
             self._lower_bound = 0.0 if isinstance(new_scale, Tensor) else float(new_scale)
             self._forget_iteration()
+
+    def snapshot_scale(self) -> Tensor | None:
+        """A copy of the scale on its device; None if there is none, or none yet."""
+        scale = self._get_scale_async() if self._enabled else None
+        return None if scale is None else scale.clone()
 
     def state_dict(self) -> dict[str, Any]:
         """Torch's five entries; with hysteresis also ``num_overflows``."""
@@ -248,8 +262,9 @@ class GradScaler(torch.amp.GradScaler):
     def _maybe_opt_step(self, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         scale, _ = self._check_scale_growth_tracker("step")
         found, value = torch.stack((_sum(optimizer_state, scale), scale)).tolist()
+        self._host_found = bool(found)
         if self._made_with is None and scale.device.type != "cpu":
-            self._learn(value, overflowed=bool(found))
+            self._learn(value, overflowed=self._host_found)
         return None if found else optimizer.step(*args, **kwargs)
 
     def _step_with_closure(self, optimizer: Optimizer, closure: Callable[[], Any], args: Any, kwargs: Any) -> Any:
@@ -294,7 +309,9 @@ class GradScaler(torch.amp.GradScaler):
     def _result(self, optimizer: Optimizer) -> StepResult:
         scale, _ = self._check_scale_growth_tracker("step")
         state = self._per_optimizer_states[id(optimizer)]
-        found = _sum(state, scale) if state["found_inf_per_device"] else None
+        found = self._host_found
+        if found is None and state["found_inf_per_device"]:
+            found = _sum(state, scale)
         return StepResult(found_inf=found, scale_tensor=scale.clone())
 
     # ------------------------------------------------------------------ updating
@@ -340,7 +357,7 @@ class GradScaler(torch.amp.GradScaler):
         """Note the scale, which the host knows now, and warn where it fell to its minimum."""
         self._lower_bound = scale
         at_minimum = scale <= self._min_scale < self._max_scale
-        if at_minimum and overflowed and not self._warned:
+        if self._warns and at_minimum and overflowed and not self._warned:
             self._warn("gradients overflow at every scale: the loss scale is at its minimum,", stacklevel=5)
         self._warned = at_minimum and (overflowed or self._warned)
 

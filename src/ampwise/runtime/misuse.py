@@ -1,0 +1,104 @@
+"""Refuses what a TrainStep cannot have been meant to do, each time with the remedy."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from ampwise._base.errors import UsageError
+from ampwise.compat.optim import name_of, parameters_of
+
+
+def check_options(
+    optimizers: Sequence[Any],
+    modules: Sequence[Any],
+    schedulers: Sequence[Any],
+    *,
+    clip_grad_norm: float | None,
+    clip_grad_value: float | None,
+    accumulation_steps: int,
+) -> None:
+    """Raise one UsageError that names every fault of a TrainStep's options."""
+    faults = [*_optimizer_faults(optimizers), *_scheduler_faults(schedulers, optimizers)]
+    faults += [f"modules holds a {type(one).__name__}; give models" for one in modules if not isinstance(one, Module)]
+    if accumulation_steps < 1:
+        faults.append(f"accumulation_steps is {accumulation_steps}; give 1 or more")
+    clips = {"clip_grad_norm": clip_grad_norm, "clip_grad_value": clip_grad_value}
+    faults += [
+        f"{name} is {value}; give more than 0" for name, value in clips.items() if value is not None and not value > 0
+    ]
+    if clip_grad_norm is not None and clip_grad_value is not None:
+        faults.append("clip_grad_norm and clip_grad_value are both given; give one")
+    if faults:
+        raise UsageError("TrainStep: " + "; ".join(faults))
+
+
+def check_losses(loss: Any) -> tuple[Tensor, ...]:
+    """The loss or losses as a tuple.
+
+    Raises:
+        UsageError: one of them cannot be backpropagated.
+    """
+    losses = tuple(loss) if isinstance(loss, (list, tuple)) else (loss,)
+    if not losses:
+        raise UsageError("step() was given no loss")
+    for one in losses:
+        if not isinstance(one, Tensor):
+            raise UsageError(f"step() was given a {type(one).__name__}; give the loss as a tensor, without .item()")
+        if one.numel() != 1:
+            raise UsageError(f"the loss has shape {tuple(one.shape)}; reduce it to a scalar, as with loss.mean()")
+        if not one.requires_grad:
+            raise UsageError(
+                "the loss does not require a gradient: it was made under torch.no_grad(), was detached, or all "
+                "parameters are frozen"
+            )
+    return losses
+
+
+def name_parameters(modules: Sequence[Module], optimizers: Sequence[Optimizer]) -> Mapping[str, Tensor]:
+    """Every parameter of the optimizers by its name in the modules, else by its place in its optimizer."""
+    names: dict[Tensor, str] = {}
+    for index, module in enumerate(modules):
+        prefix = f"modules[{index}]." if len(modules) > 1 else ""
+        names.update({param: prefix + name for name, param in module.named_parameters()})
+    return {
+        names.get(param) or name_of(optimizer, param): param
+        for optimizer in optimizers
+        for param in parameters_of(optimizer)
+    }
+
+
+def refuse_fp16_parameters(named_parameters: Mapping[str, Tensor]) -> None:
+    """Raise before the first step what ``unscale_`` would raise in it."""
+    half = [name for name, param in named_parameters.items() if param.dtype is torch.float16 and param.requires_grad]
+    if half:
+        more = f" and {len(half) - 5} more" if len(half) > 5 else ""
+        raise UsageError(
+            f"these parameters are float16: {', '.join(half[:5])}{more}. Training in fp16 needs fp32 parameters, which "
+            "autocast casts where it is safe: call model.float() before making the optimizer"
+        )
+
+
+def _optimizer_faults(optimizers: Sequence[Any]) -> list[str]:
+    if not optimizers:
+        return ["no optimizer is given"]
+    strangers = [type(one).__name__ for one in optimizers if not isinstance(one, Optimizer)]
+    if strangers:
+        return [f"optimizers holds a {name}; give torch.optim optimizers" for name in strangers]
+    faults = ["an optimizer is given twice"] if len(set(map(id, optimizers))) < len(optimizers) else []
+    return faults if any(parameters_of(one) for one in optimizers) else [*faults, "the optimizers have no parameters"]
+
+
+def _scheduler_faults(schedulers: Sequence[Any], optimizers: Sequence[Any]) -> list[str]:
+    faults: list[str] = []
+    for one in schedulers:
+        name = type(one).__name__
+        if isinstance(one, ReduceLROnPlateau):
+            faults.append(f"{name} needs a metric: call its step(metric) yourself where result.stepped")
+        elif not any(getattr(one, "optimizer", None) is optimizer for optimizer in optimizers):
+            faults.append(f"the scheduler {name} belongs to none of the optimizers")
+    return faults

@@ -1,0 +1,41 @@
+"""What a precision means for a forward and for a backward pass."""
+
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from ampwise.compat.tf32 import tf32_enabled
+from ampwise.plan.presets import get_precision
+from ampwise.runtime.autocast import autocast
+from ampwise.runtime.loss_scale import DynamicLossScale, LossScale, NoLossScale
+
+_AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regime:
+    """One of fp32, tf32, bf16 and fp16 on one kind of device."""
+
+    precision: str
+    device_type: str
+
+    @contextmanager
+    def forward(self) -> Generator[None]:
+        """The context of the forward pass and the loss."""
+        dtype = _AUTOCAST_DTYPES.get(self.precision)
+        with self.backward(), autocast(self.device_type, dtype=dtype, enabled=dtype is not None):
+            yield
+
+    def backward(self) -> AbstractContextManager[object]:
+        """The context of the backward pass: operators run in the formats the forward pass chose."""
+        return tf32_enabled(True) if self.precision == "tf32" else nullcontext()
+
+    def loss_scale(self) -> LossScale:
+        """The loss scale this precision needs."""
+        return DynamicLossScale() if get_precision(self.precision).needs_loss_scaling else NoLossScale()
+
+    def is_casting(self) -> bool:
+        """Whether an autocast region is open on this kind of device, ours or another."""
+        return torch.is_autocast_enabled(self.device_type)

@@ -1,0 +1,311 @@
+"""The training step: one loop for fp32, tf32, bf16 and fp16."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from ampwise._base.errors import RecordError, UsageError
+from ampwise.compat.optim import parameters_of
+from ampwise.interpose.internal import announced, users_code
+from ampwise.observe.events import BUS, BackwardEnded, BackwardStarted, StepOutcome, StepStarted
+from ampwise.runtime.buffers import BufferGuard
+from ampwise.runtime.device import choose_precision
+from ampwise.runtime.loss_scale import LossScale, NoLossScale
+from ampwise.runtime.misuse import check_losses, check_options, name_parameters, refuse_fp16_parameters
+from ampwise.runtime.overflow import OverflowWatch
+from ampwise.runtime.regime import Regime
+from ampwise.runtime.result import StepResult
+from ampwise.runtime.scaler import GradScaler
+
+Loss = Tensor | Sequence[Tensor]
+
+
+class TrainStep:
+    """Everything between the loss and the next batch, in the only right order, in any precision.
+
+    Example::
+
+        step = TrainStep(optimizer, modules=[model], precision="auto", clip_grad_norm=1.0, accumulation_steps=4)
+        for x, y in loader:
+            with step.autocast():
+                loss = criterion(model(x), y)
+            result = step(loss)
+
+    Law: in fp32, bf16 and fp16 the parameters are those of the loop written by hand with ``torch.autocast`` and
+    ``torch.amp.GradScaler``, bit for bit; after a skipped step the modules' buffers are what they were before it.
+
+    Args:
+        optimizers: one or several; each is skipped alone, as by ``GradScaler``, when its gradients are not finite.
+        modules: the models trained. Their buffers are put back when a step is skipped; errors name their parameters.
+        schedulers: advanced once after every step that was not skipped. On an accelerator with loss scaling this waits
+            for the device, once a step.
+        precision: ``auto``, ``fp32``, ``tf32``, ``bf16`` or ``fp16``; ``choice`` says which was taken, and why.
+        clip_grad_norm: clip the norm of all gradients together; ``float("inf")`` measures it and clips nothing.
+        clip_grad_value: clip every element.
+        accumulation_steps: how many losses make one step; each is divided by it.
+        loss_scale: another than the precision's own.
+
+    Raises:
+        UsageError: options that cannot be meant; all of them are named.
+        CannotRunError: the device cannot compute in ``precision``.
+    """
+
+    def __init__(
+        self,
+        optimizers: Optimizer | Sequence[Optimizer],
+        *,
+        modules: Module | Sequence[Module] = (),
+        schedulers: Any = (),
+        precision: str = "auto",
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        accumulation_steps: int = 1,
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        self.optimizers: tuple[Optimizer, ...] = _as_tuple(optimizers)
+        self.modules: tuple[Module, ...] = _as_tuple(modules)
+        self.schedulers: tuple[Any, ...] = _as_tuple(schedulers)
+        check_options(
+            self.optimizers,
+            self.modules,
+            self.schedulers,
+            clip_grad_norm=clip_grad_norm,
+            clip_grad_value=clip_grad_value,
+            accumulation_steps=accumulation_steps,
+        )
+        self._clip_grad_norm, self._clip_grad_value = clip_grad_norm, clip_grad_value
+        self.accumulation_steps = accumulation_steps
+        self._params = list(dict.fromkeys(param for one in self.optimizers for param in parameters_of(one)))
+        device = self._params[0].device
+        self.choice = choose_precision(precision, device=device)
+        self._regime = Regime(precision=self.choice.precision, device_type=device.type)
+        scale = self._regime.loss_scale() if loss_scale is None else loss_scale
+        self.scaler = GradScaler.from_loss_scale(scale, device=device.type, warns=False)
+        names = name_parameters(self.modules, self.optimizers)
+        if self.scaler.is_enabled():
+            refuse_fp16_parameters(names)
+        self._overflow_watch = OverflowWatch(scale, names)
+        self._buffers = BufferGuard(() if isinstance(scale, NoLossScale) else self.modules)
+        self._num_losses = 0
+
+    @property
+    def precision(self) -> str:
+        """The precision taken: ``fp32``, ``tf32``, ``bf16`` or ``fp16``."""
+        return self._regime.precision
+
+    @contextmanager
+    def autocast(self) -> Generator[None]:
+        """The context of the forward pass and the loss."""
+        if torch.is_grad_enabled() and not self._buffers.is_saved:
+            self._buffers.save()
+        with self._regime.forward():
+            yield
+
+    def __call__(self, loss: Loss | Callable[[], Loss], last: bool = False) -> StepResult:  # noqa: FBT001, FBT002 - reads as step(loss, last=True)
+        """Backpropagate the loss and, when it completes a window of accumulation, step.
+
+        Args:
+            loss: a scalar, or several to backpropagate together; or, for an optimizer that evaluates the loss itself
+                (LBFGS), a function that returns one and opens ``autocast()`` itself.
+            last: end the window here; it is divided by the number of losses it really has.
+
+        Raises:
+            UsageError: the loss cannot be trained on; the text says why and what to do.
+            HopelessOverflowError: steps are skipped and a smaller loss scale will not help.
+        """
+        if self._regime.is_casting():
+            raise UsageError(
+                "step() was called inside an autocast region: call it after the `with step.autocast():` block"
+            )
+        if callable(loss) and not isinstance(loss, Tensor):
+            return self._step_with_closure(loss)
+        losses = check_losses(loss)
+        self._backward(losses, share=self.accumulation_steps)
+        self._num_losses += 1
+        if self._num_losses < self.accumulation_steps and not last:
+            return StepResult(is_update=False, scale_tensor=self.scaler.snapshot_scale())
+        num_losses, self._num_losses = self._num_losses, 0
+        return self._step(losses, correction=self.accumulation_steps / num_losses)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the optimizers, the schedulers and the loss scale.
+
+        Raises:
+            UsageError: inside a window of accumulation, whose gradients it would lose.
+        """
+        if self._num_losses:
+            place = f"{self._num_losses} of {self.accumulation_steps} losses"
+            raise UsageError(
+                f"state_dict() inside a window of accumulation ({place}): its gradients would be lost; "
+                "save after a result with is_update, or end the window with last=True"
+            )
+        return {
+            "precision": self.precision,
+            "loss_scale": self.scaler.state_dict(),
+            "optimizers": [one.state_dict() for one in self.optimizers],
+            "schedulers": [one.state_dict() for one in self.schedulers],
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` gave, of a run in this precision or another.
+
+        Raises:
+            RecordError: it is of another number of optimizers or schedulers, or no state of a TrainStep.
+        """
+        for kind, mine in (("optimizers", self.optimizers), ("schedulers", self.schedulers)):
+            theirs = state_dict.get(kind)
+            if theirs is None or len(theirs) != len(mine):
+                found = "none" if theirs is None else len(theirs)
+                raise RecordError(
+                    f"the state holds {found} {kind}, this TrainStep has {len(mine)}; give it the same ones"
+                )
+        for one, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
+            one.load_state_dict(state)
+        for one, state in zip(self.schedulers, state_dict["schedulers"], strict=True):
+            one.load_state_dict(state)
+        if self.scaler.is_enabled() and state_dict.get("loss_scale"):
+            self.scaler.load_state_dict(state_dict["loss_scale"])
+        self._num_losses = 0
+
+    # ------------------------------------------------------------------ the sequence
+
+    def _backward(self, losses: tuple[Tensor, ...], *, share: int) -> None:
+        BUS.publish(BackwardStarted(roots=losses))
+        shares = [loss if share == 1 else loss / share for loss in losses]
+        with self._regime.backward(), announced():
+            torch.autograd.backward([self.scaler.scale(one) for one in shares])
+        BUS.publish(BackwardEnded(roots=losses))
+
+    def _step(self, losses: tuple[Tensor, ...], *, correction: float) -> StepResult:
+        stepping = [one for one in self.optimizers if _has_gradients(one)]
+        if not stepping:
+            raise UsageError(
+                "no parameter of the optimizers has a gradient: the loss does not depend on them. Give the optimizer "
+                "model.parameters() of the model that made the loss, after any model.to(...)"
+            )
+        norm = self._prepare(stepping, correction=correction)
+        results = [self._step_one(one, norm) for one in stepping]
+        return self._end(stepping, results, losses, norm)
+
+    def _prepare(self, stepping: Sequence[Optimizer], *, correction: float) -> Tensor | None:
+        """Unscale, correct a short window and clip, as far as asked for."""
+        if correction == 1.0 and self._clip_grad_norm is None and self._clip_grad_value is None:
+            return None
+        for one in stepping:
+            self.scaler.unscale_(one)
+        if correction != 1.0:
+            for param in self._params:
+                if param.grad is not None:
+                    param.grad.mul_(correction)
+        return self._clip()
+
+    def _clip(self) -> Tensor | None:
+        if self._clip_grad_value is not None:
+            torch.nn.utils.clip_grad_value_(self._params, self._clip_grad_value)
+        if self._clip_grad_norm is None:
+            return None
+        return torch.nn.utils.clip_grad_norm_(self._params, self._clip_grad_norm)
+
+    def _step_one(
+        self, optimizer: Optimizer, norm: Tensor | None, closure: Callable[[], Any] | None = None
+    ) -> StepResult:
+        BUS.publish(StepStarted(optimizer=optimizer))
+        with announced():
+            self.scaler.step(optimizer, *(() if closure is None else (closure,)))
+        result = self.scaler.last_step or StepResult()
+        BUS.publish(
+            StepOutcome(
+                optimizer=optimizer,
+                stepped=_stepped(result.found_inf),
+                scale=result.scale_tensor,
+                grad_norm=norm,
+            )
+        )
+        return result
+
+    def _end(
+        self,
+        stepping: Sequence[Optimizer],
+        results: Sequence[StepResult],
+        losses: tuple[Tensor, ...],
+        norm: Tensor | None,
+    ) -> StepResult:
+        self.scaler.update()
+        found = _any([one.found_inf for one in results])
+        self._buffers.restore(found)
+        scale = results[0].scale_tensor
+        known = _on_host(found)
+        if known is not None:
+            self._overflow_watch.check(skipped=known, scale=scale, losses=losses)
+        self._advance_schedulers(stepping, results)
+        for one in self.optimizers:
+            one.zero_grad()
+        return StepResult(found_inf=found if known is None else known, scale_tensor=scale, grad_norm_tensor=norm)
+
+    def _advance_schedulers(self, stepping: Sequence[Optimizer], results: Sequence[StepResult]) -> None:
+        skipped = {id(one) for one, result in zip(stepping, results, strict=True) if self.schedulers and result.skipped}
+        for scheduler in self.schedulers:
+            if id(scheduler.optimizer) not in skipped:
+                scheduler.step()
+
+    def _step_with_closure(self, closure: Callable[[], Loss]) -> StepResult:
+        if self.accumulation_steps > 1 or len(self.optimizers) > 1:
+            raise UsageError(
+                "a closure steps one optimizer and makes its own gradients: use accumulation_steps=1 and one TrainStep "
+                f"for each optimizer (given: accumulation_steps={self.accumulation_steps}, "
+                f"{len(self.optimizers)} optimizers)"
+            )
+        optimizer = next(iter(self.optimizers))
+        losses: tuple[Tensor, ...] = ()
+        norm: Tensor | None = None
+
+        def evaluate() -> Any:
+            nonlocal losses, norm
+            optimizer.zero_grad()
+            with users_code():
+                loss = closure()
+            losses = check_losses(loss)
+            self._backward(losses, share=1)
+            self.scaler.unscale_(optimizer)
+            norm = self._clip()
+            return sum(losses[1:], losses[0])
+
+        result = self._step_one(optimizer, None, evaluate)
+        return self._end([optimizer], [result], losses, norm)
+
+
+def _as_tuple(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, (list, tuple)) else (given,)
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(param.grad is not None for param in parameters_of(optimizer))
+
+
+def _on_host(found: Tensor | bool | None) -> bool | None:  # noqa: FBT001 - known on the host, or a tensor
+    """Whether gradients overflowed, if that can be said without waiting for the device."""
+    if isinstance(found, Tensor):
+        return bool(found) if found.device.type == "cpu" else None
+    return bool(found)
+
+
+def _stepped(found: Tensor | bool | None) -> bool | Tensor:  # noqa: FBT001 - known on the host, or a tensor
+    known = _on_host(found)
+    if known is None and isinstance(found, Tensor):
+        return found == 0
+    return not known
+
+
+def _any(findings: Sequence[Tensor | bool | None]) -> Tensor | bool | None:
+    """Whether one of the optimizers' gradients overflowed."""
+    known = [one for one in findings if one is not None]
+    tensors = [one for one in known if isinstance(one, Tensor)]
+    if not tensors:
+        return any(known) if known else None
+    device = tensors[0].device
+    return torch.stack([torch.as_tensor(one, dtype=torch.float32, device=device) for one in known]).sum()
