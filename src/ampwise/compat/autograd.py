@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 from torch._C import _current_graph_task_id
-from torch.utils.hooks import RemovableHandle, unserializable_hook
+from torch.utils.hooks import RemovableHandle
 
 
 def is_inside_backward() -> bool:
@@ -39,8 +39,7 @@ def leaves_of(roots: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def register_first_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
-    """Register ``hook`` on a leaf before the hooks it has; pickling the leaf does not warn of it."""
-    unserializable_hook(hook)
+    """Register ``hook`` on a leaf before the hooks it has."""
     hooks = tensor._backward_hooks
     if not hooks:
         return tensor.register_hook(hook)

@@ -14,7 +14,9 @@ from ampwise.interpose.own_amp import on_own_amp
 from ampwise.interpose.threads import pass_to_threads
 from ampwise.observe.events import BUS, EventBus, StepOutcome
 from ampwise.observe.loop import LoopWatcher
+from ampwise.runner.hidden_scale import HiddenScale
 from ampwise.runner.regions import AutocastRegions
+from ampwise.runner.sidecar import keep_scale_beside_checkpoints
 from ampwise.runner.spec import Lists
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ class _Effect:
         self._choice = choice
         self._lists = lists
         self._injected = injected
-        self._loss_scale = loss_scale
+        self._scaling = HiddenScale(loss_scale) if choice.precision == "fp16" else None
         self._stack = ExitStack()
 
     def start(self) -> None:
@@ -108,11 +110,15 @@ class _Effect:
         """Step back for the script's own mixed precision."""
         if self._injected.left_alone is None:
             self._injected.left_alone = what
+            self._injected.show_scale(lambda: None)
+            self._scaling = None
             self.stop()
 
     def judge(self, optimizer: Any) -> StepOutcome:
         """How the step that has just ended went."""
-        return StepOutcome(optimizer=optimizer)
+        if self._scaling is None:
+            return StepOutcome(optimizer=optimizer)
+        return self._scaling.judge(optimizer)
 
     def _start_autocast(self, device_type: str, dtype: torch.dtype) -> None:
         stack = self._stack
@@ -128,6 +134,14 @@ class _Effect:
             pass_to_threads(device_type),
         ):
             stack.callback(undo)
+        if self._scaling is not None:
+            self._start_scaling(self._scaling)
+
+    def _start_scaling(self, scaling: HiddenScale) -> None:
+        self._stack.callback(scaling.stop)
+        scaling.start()
+        self._injected.show_scale(lambda: scaling.scale)
+        self._stack.callback(keep_scale_beside_checkpoints(scaling, note=self._injected.note))
 
     def _note_full_precision(self, optimizer: Any) -> None:
         name = type(optimizer).__name__
