@@ -70,8 +70,9 @@ def cpu_memory_bytes() -> tuple[int | None, int | None]:
 
 
 def cpu_instructions() -> frozenset[str]:
-    """Which instruction sets the processor reports, as torch names them: ``avx512_bf16``, ``amx_fp16``."""
-    return frozenset(name for name, value in torch.cpu.get_capabilities().items() if value is True)
+    """Which instruction sets the processor reports, as the Linux kernel names them: ``avx512_bf16``, ``asimdhp``."""
+    present = (name for name, value in torch.cpu.get_capabilities().items() if value is True)
+    return frozenset("asimdhp" if name == "fp16_arith" else name for name in present)
 
 
 def driver_version() -> str | None:

@@ -77,12 +77,11 @@ def _for_ampere_on(facts: DeviceFacts, has: str) -> Decision:
 
 
 def _for_volta_and_turing(facts: DeviceFacts, has: str) -> Decision:
-    if facts.is_turing_without_tensor_cores:
-        kin = "GTX 16xx cards have" if facts.is_gtx_16 else f"{facts.name} is, like the GTX 16xx cards, a chip with"
+    if facts.is_gtx_16:
         return Decision(
             precision="fp32",
-            reason=f"{kin} no tensor cores in spite of {has}, and fp16 convolutions there are known to give NaN"
-            f"{f' (here {facts.wrong_conv})' if facts.wrong_conv else ''}",
+            reason=f"{facts.name} is a GTX 16xx or has its chip, without tensor cores in spite of {has}, and with fp16 "
+            f"convolutions known to give NaN{f' (here {facts.wrong_conv})' if facts.wrong_conv else ''}",
         )
     if facts.wrong_conv:
         return Decision(precision="fp32", reason=f"{has} has fp16 tensor cores, but {facts.wrong_conv}")

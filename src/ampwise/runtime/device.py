@@ -9,7 +9,7 @@ from ampwise.plan.presets import get_precision
 from ampwise.runtime.decide import decide, describe
 from ampwise.runtime.facts import DeviceFacts, is_native
 from ampwise.runtime.gather import device_facts, measured_facts
-from ampwise.runtime.placement import current_device
+from ampwise.runtime.placement import check_present, current_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,10 @@ def choose_precision(requested: str = "auto", *, device: torch.device | None = N
 
     Raises:
         UsageError: ``requested`` is not a precision.
-        CannotRunError: the device cannot compute in it, slowly or otherwise.
+        CannotRunError: there is no such device, or it cannot compute in that precision, not even slowly.
     """
     target = current_device() if device is None else device
+    check_present(target)
     if requested.strip().lower() == "auto":
         facts = measured_facts(target)
         decision = decide(facts)
@@ -51,7 +52,7 @@ def choose_precision(requested: str = "auto", *, device: torch.device | None = N
         return Choice(precision="fp32", reason="asked for", slow_factor=None, device=facts.device)
     if precision.compute == "tf32":
         return _tf32(facts)
-    if is_native(precision.compute, facts) and not _is_known_wrong(precision.compute, facts):
+    if is_native(precision.compute, facts):
         return Choice(precision=precision.compute, reason="asked for", slow_factor=None, device=facts.device)
     return _without_hardware(precision.compute, measured_facts(target))
 
@@ -76,7 +77,7 @@ def _without_hardware(name: str, facts: DeviceFacts) -> Choice:
         )
     is_slow = measured.ratio < 1
     slow = f", but slow: {facts.name} has no {name} hardware, and" if is_slow else ";"
-    wrong = f"; {facts.wrong_conv or 'fp16 convolutions on this chip are known to give NaN'}"
+    wrong = f"; {facts.wrong_conv or 'fp16 convolutions are known to give NaN on GTX 16xx and kin'}"
     return Choice(
         precision=name,
         reason=f"asked for{slow} {describe(name, measured)}{wrong if _is_known_wrong(name, facts) else ''}",
@@ -86,4 +87,4 @@ def _without_hardware(name: str, facts: DeviceFacts) -> Choice:
 
 
 def _is_known_wrong(name: str, facts: DeviceFacts) -> bool:
-    return name == "fp16" and facts.is_turing_without_tensor_cores
+    return name == "fp16" and facts.is_gtx_16

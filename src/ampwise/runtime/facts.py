@@ -1,10 +1,11 @@
 """What is known of a device: what it says of itself, and what was measured on it."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import assert_never
+
+from ampwise.formats.hardware import CPU_INSTRUCTIONS, is_gtx_16, natively_fast_formats
 
 
 class DeviceKind(StrEnum):
@@ -50,40 +51,22 @@ class DeviceFacts:
 
     @property
     def has_tensor_cores(self) -> bool:
-        """Whether an NVIDIA GPU has tensor cores: all from Volta on, but for Turing's small chips."""
-        return self.capability is not None and self.capability >= (7, 0) and not self.is_turing_without_tensor_cores
-
-    @property
-    def is_turing_without_tensor_cores(self) -> bool:
-        """Whether it is a TU116 or TU117 (GTX 16xx and kin): capability 7.5, no tensor cores, NaN in fp16."""
-        return self.capability == (7, 5) and _SMALL_TURING.search(self.name) is not None
+        """Whether it is an NVIDIA GPU with tensor cores."""
+        return self.capability is not None and bool(natively_fast_formats(self.capability, name=self.name))
 
     @property
     def is_gtx_16(self) -> bool:
-        """Whether it is one of the cards sold as GTX 16xx."""
-        return self.is_turing_without_tensor_cores and "GTX" in self.name
-
-
-# Every other device of capability 7.5 (T4, RTX 20xx, Quadro RTX, TITAN RTX) has tensor cores.
-_SMALL_TURING = re.compile(r"GTX 16\d\d|MX[45]50|\bT(?:400|500|550|600|1000|1200|2000)\b")
-
-_CPU_INSTRUCTIONS: Mapping[str, frozenset[str]] = {
-    "bf16": frozenset({"avx512_bf16", "amx_bf16", "avx10_2", "bf16", "sve_bf16"}),
-    "fp16": frozenset({"avx512_fp16", "amx_fp16", "avx10_2", "fp16_arith"}),
-}
-"""The instructions that multiply in a format; one is enough. ``bf16`` and ``fp16_arith`` are Arm's names."""
-
-_FP16_BEFORE_VOLTA = frozenset({(5, 3), (6, 0), (6, 2)})
-"""Chips with full-rate fp16 arithmetic and no tensor cores; on 6.1 it runs at 1/64 of fp32's rate."""
+        """Whether it is a GTX 16xx or kin: capability 7.5, no tensor cores, NaN in fp16 convolutions."""
+        return self.capability == (7, 5) and is_gtx_16(self.name)
 
 
 def native_instructions(format_name: str, facts: DeviceFacts) -> tuple[str, ...]:
     """Which of a CPU's instructions multiply in the format."""
-    return tuple(sorted(facts.instructions & _CPU_INSTRUCTIONS.get(format_name, frozenset())))
+    return tuple(row.flag for row in CPU_INSTRUCTIONS if row.format == format_name and row.flag in facts.instructions)
 
 
 def is_native(format_name: str, facts: DeviceFacts) -> bool:
-    """Whether the hardware itself multiplies in the format.
+    """Whether the hardware multiplies in the format at its full speed: tensor cores, or a CPU's own instructions.
 
     A device that does not say (MPS, XPU, AMD's formats but TF32) is judged by the measurement: native if it is
     no slower than fp32.
@@ -94,24 +77,11 @@ def is_native(format_name: str, facts: DeviceFacts) -> bool:
         case DeviceKind.CPU:
             return format_name == "fp64" or bool(native_instructions(format_name, facts))
         case DeviceKind.CUDA:
-            return facts.capability is not None and _is_cuda_native(format_name, facts.capability)
+            capability = facts.capability or (0, 0)
+            return format_name == "fp64" or format_name in natively_fast_formats(capability, name=facts.name)
         case DeviceKind.ROCM if format_name == "tf32":
             return any(arch.startswith(("gfx94", "gfx95")) for arch in facts.instructions)
         case DeviceKind.ROCM | DeviceKind.OTHER:
             measured = facts.measured.get(format_name)
             return measured is not None and measured.ratio >= 1
     assert_never(facts.kind)
-
-
-def _is_cuda_native(format_name: str, capability: tuple[int, int]) -> bool:
-    match format_name:
-        case "fp64":
-            return True
-        case "tf32" | "bf16":
-            return capability >= (8, 0)
-        case "fp16":
-            return capability >= (7, 0) or capability in _FP16_BEFORE_VOLTA
-        case "fp8_e4m3" | "fp8_e5m2":
-            return capability >= (8, 9)
-        case _:
-            return False

@@ -33,11 +33,11 @@ def use_device(name: str | None) -> Generator[torch.device]:
     if name is None:
         yield current_device()
         return
-    device = _parse(name)
+    device = parse_device(name)
+    check_present(device)
     if device.type == "cpu":
         yield device
         return
-    _check_present(device, name)
     before = torch.accelerator.current_device_index()
     index = index_of(device)
     index = before if index is None else index
@@ -53,26 +53,38 @@ def index_of(device: torch.device) -> int | None:
     return cast("int | None", device.index)
 
 
-def _parse(name: str) -> torch.device:
+def parse_device(name: str) -> torch.device:
+    """The device a user means by ``name``.
+
+    Raises:
+        UsageError: torch knows no such kind of device.
+    """
     try:
         return torch.device(name)
     except RuntimeError as error:
         raise UsageError(f'"{name}" is not a device; write cpu, cuda, cuda:1, mps or xpu') from error
 
 
-def _check_present(device: torch.device, name: str) -> None:
+def check_present(device: torch.device) -> None:
+    """Say that this machine has no such device, if it has not.
+
+    Raises:
+        CannotRunError: it has not; the text says what it has.
+    """
+    if device.type == "cpu":
+        return
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or accelerator.type != device.type:
         absent = _no_cuda() if device.type == "cuda" else f"torch sees no {device.type} device"
         have = "cpu" if accelerator is None else f"cpu and {accelerator.type}"
-        raise CannotRunError(f"device {name}: {absent}; this machine has {have}. `ampwise info` shows what to check")
+        raise CannotRunError(f"device {device}: {absent}; this machine has {have}. `ampwise info` shows what to check")
     count, index = torch.accelerator.device_count(), index_of(device)
     if index is not None and index >= count:
         last = f"{device.type}:{count - 1}"
-        raise CannotRunError(f"device {name}: torch sees {count} of this kind; the last one is {last}")
+        raise CannotRunError(f"device {device}: torch sees {count} of this kind; the last one is {last}")
 
 
 def _no_cuda() -> str:
-    if torch.version.cuda is None:
+    if torch.version.cuda is None and torch.version.hip is None:
         return f"this torch ({torch.__version__}) is built without CUDA"
     return "torch sees no CUDA device"

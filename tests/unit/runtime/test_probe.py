@@ -1,0 +1,79 @@
+import pytest
+import torch
+
+from ampwise.runtime.conv_check import find_wrong_conv
+from ampwise.runtime.probe import probe
+
+
+@pytest.fixture
+def fresh():
+    probe.cache_clear()
+    yield
+    probe.cache_clear()
+
+
+def test_the_cpu_is_measured_in_every_format_it_can_compute_in(fresh):
+    found = probe("cpu")
+    assert found.measured["fp32"].ratio == 1.0
+    assert found.measured["bf16"].ratio > 0
+    assert set(found.measured) | set(found.failed) == {"fp32", "bf16", "fp16"}
+
+
+def test_measured_once_in_a_process(fresh):
+    assert probe("cpu") is probe("cpu")
+
+
+def test_nothing_of_the_scripts_is_touched(fresh):
+    torch.set_num_threads(2)
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    seen = []
+
+    class Spy(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Spy(), torch.autocast("cpu", dtype=torch.bfloat16), torch.device("meta"):
+        probe("cpu")
+        assert torch.is_autocast_enabled("cpu")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == 2
+    assert torch.is_grad_enabled()
+    assert torch.nn.functional.linear not in seen
+
+
+def test_an_fp16_convolution_of_the_cpu_is_right():
+    assert find_wrong_conv("cpu") is None
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda y, gradient: (y * float("nan"), gradient), "not finite"),
+        (lambda y, gradient: (y, gradient * float("inf")), "not finite"),
+        (lambda y, gradient: (y * 1.5, gradient), "off by 50%"),
+        (lambda y, gradient: (y, gradient * 0), "off by 100%"),
+    ],
+)
+def test_a_wrong_convolution_is_found_forward_and_backward(monkeypatch, spoil, words):
+    def conv(x, weight):
+        exact = torch.ones(4), torch.ones(4)
+        return spoil(*exact) if x.dtype == torch.float16 else exact
+
+    monkeypatch.setattr("ampwise.runtime.conv_check._conv_and_gradient", conv)
+    find_wrong_conv.cache_clear()
+    assert words in find_wrong_conv("cpu")
+    find_wrong_conv.cache_clear()
+
+
+def test_a_convolution_that_raises_is_wrong_too(monkeypatch):
+    def conv(x, weight):
+        if x.dtype == torch.float16:
+            raise RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED\nsecond line")
+        return torch.ones(4), torch.ones(4)
+
+    monkeypatch.setattr("ampwise.runtime.conv_check._conv_and_gradient", conv)
+    find_wrong_conv.cache_clear()
+    assert find_wrong_conv("cpu") == "an fp16 convolution failed: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"
+    find_wrong_conv.cache_clear()
