@@ -208,28 +208,9 @@ def _tell(recording: "Recording", *, as_json: bool) -> None:
 
         click.echo(json.dumps(comparison_json(recording), indent=1, allow_nan=False))
         return
-    from rich.text import Text
-
     from ampwise.report.text import render_table, stdout_console
 
-    console = stdout_console()
-    render_table(recording, console)
-    for line in _explanations(recording):
-        console.print(Text(line, style="dim"))
-
-
-def _explanations(recording: "Recording") -> Generator[str]:
-    """What each verdict stands on, how times were taken, and what failed or was left behind."""
-    for row in _rows(recording):
-        if row.verdict_reason is not None:
-            verdict = f"{row.verdict.value}: " if row.verdict is not None else ""
-            yield inert_line(f"{row.variant}: {verdict}{row.verdict_reason}", max_length=500)
-    yield (
-        "Step times run from the end of one optimizer step to the end of the next, data loading included. A tenth of "
-        "each run's steps, at least two, is warm-up; they and the step whose memory is counted are not timed."
-    )
-    notes = {f"{run.variant}: {note}" for run in recording.runs for note in run.notes}
-    yield from (inert_line(note, max_length=500) for note in sorted(notes))
+    render_table(recording, stdout_console())
 
 
 def _rows(recording: "Recording") -> Any:

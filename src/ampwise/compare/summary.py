@@ -1,6 +1,5 @@
 """Boils a variant's runs down to its row of the table."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, quantiles
@@ -10,7 +9,7 @@ from ampwise.compare.losses import final_loss, first_curve, is_finished
 from ampwise.compare.parity import Judgement, judge, judge_reference
 from ampwise.compare.variants import Variant
 from ampwise.records.comparison import VariantSummary
-from ampwise.records.run import RunEnd, RunRecord, StepRecord
+from ampwise.records.run import RunEnd, RunRecord, timed_steps
 
 _MS_PER_HOUR = 3.6e6
 
@@ -66,18 +65,6 @@ def summarise(
         or _ratio(base.peak_allocated_bytes, figures.peak_allocated_bytes),
         error=None if has_finished else error_line(runs),
     )
-
-
-def num_warm_up(num_steps: int) -> int:
-    """How many first steps of a run are not timed: a tenth, at least two."""
-    return max(2, math.ceil(num_steps / 10))
-
-
-def timed_steps(run: RunRecord) -> list[StepRecord]:
-    """The first optimizer's steps whose time counts; all that have one where the run was too short to leave any out."""
-    steps = [step for step in run.steps if step.optimizer == 0]
-    warm = [step for step in steps[num_warm_up(len(steps)) :] if step.time_ms is not None]
-    return warm or [step for step in steps if step.time_ms is not None]
 
 
 def error_line(runs: Sequence[RunRecord]) -> str:

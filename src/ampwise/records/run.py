@@ -1,5 +1,6 @@
 """One training run in one precision: its steps, its memory, how it ended."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
@@ -86,6 +87,11 @@ class RunRecord:
     """What else the reader should know: files redirected, optimizers kept in fp32, ..."""
 
     @property
+    def has_finished(self) -> bool:
+        """Whether the run came to its own end or to the one set."""
+        return self.end in {RunEnd.FINISHED, RunEnd.STOPPED}
+
+    @property
     def num_skipped(self) -> int:
         """How many steps were left out because their gradients were not finite."""
         return sum(step.skipped for step in self.steps)
@@ -94,3 +100,15 @@ class RunRecord:
     def final_scale(self) -> float | None:
         """The loss scale at the end; None without loss scaling."""
         return next((step.scale for step in reversed(self.steps) if step.scale is not None), None)
+
+
+def num_warm_up(num_steps: int) -> int:
+    """How many first steps of a run are not timed: a tenth, at least two."""
+    return max(2, math.ceil(num_steps / 10))
+
+
+def timed_steps(run: RunRecord) -> list[StepRecord]:
+    """The first optimizer's steps whose time counts; all that have one where the run was too short to leave any out."""
+    steps = [step for step in run.steps if step.optimizer == 0]
+    warm = [step for step in steps[num_warm_up(len(steps)) :] if step.time_ms is not None]
+    return warm or [step for step in steps if step.time_ms is not None]

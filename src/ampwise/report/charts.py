@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 from ampwise._base.text import inert_line
 from ampwise._base.units import format_bytes
 from ampwise.records.recording import Recording
-from ampwise.records.run import RunRecord, StepRecord
+from ampwise.records.run import RunRecord, StepRecord, timed_steps
 
 _OUTLINE = {"width": 1, "color": "#ffffff"}
 _WIDTH, _WIDTH_BELOW = 2.2, 4.4
@@ -53,10 +53,11 @@ def loss_curves(recording: Recording) -> Figure | None:
 
 
 def step_times(recording: Recording) -> Figure | None:
-    """Distribution of the step times, one box a variant over all its runs; None where no step was timed."""
+    """Distribution of the step times: one box a variant, over all its runs' timed steps; None where there are none."""
     data: list[Figure] = []
     for variant, look in _looks(recording).items():
-        times = [_short(s.time_ms) for run in _runs(recording, variant) for s in run.steps if _is_finite(s.time_ms)]
+        steps = [step for run in _finished(recording, variant) for step in timed_steps(run)]
+        times = [_short(step.time_ms) for step in steps if _is_finite(step.time_ms)]
         if times:
             data.append(
                 {
@@ -82,7 +83,7 @@ def peak_memory(recording: Recording) -> Figure | None:
     peaks = {
         look: peak
         for variant, look in _looks(recording).items()
-        if (peak := max((_peak(run) for run in _runs(recording, variant)), default=0)) > 0
+        if (peak := max((_peak(run) for run in _finished(recording, variant)), default=0)) > 0
     }
     if not peaks:
         return None
@@ -131,8 +132,9 @@ def _looks(recording: Recording) -> dict[str, _Look]:
     return looks
 
 
-def _runs(recording: Recording, variant: str) -> list[RunRecord]:
-    return [run for run in recording.runs if run.variant == variant]
+def _finished(recording: Recording, variant: str) -> list[RunRecord]:
+    """The runs that the table's figures come from."""
+    return [run for run in recording.runs if run.variant == variant and run.has_finished]
 
 
 def _by_optimizer(run: RunRecord) -> list[list[StepRecord]]:

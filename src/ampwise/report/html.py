@@ -16,7 +16,7 @@ from ampwise.records.recording import Recording
 from ampwise.records.run import RunRecord
 from ampwise.report import charts
 from ampwise.report.cells import NOTHING, figure, rows
-from ampwise.report.words import ending, equal_for_all, headline, projection, ratios_mean, sentences
+from ampwise.report.words import ending, equal_for_all, headline, how_timed, notes, projection, ratios_mean, sentences
 
 GENERATOR = "ampwise report"
 """Stands in the page's head, so that a report can be told from somebody's own page."""
@@ -58,7 +58,8 @@ def render_html(recording: Recording) -> str:
             figures={chart.name: chart.figure for chart in drawn},
             runs=[_run(run) for run in recording.runs],
             failures=[run for run in recording.runs if run.failure is not None],
-            notes=_notes(recording),
+            notes=notes(recording),
+            how_timed=how_timed(),
             policy=_policy(scripts),
             plotly=Markup(scripts[0]),  # noqa: S704  # plotly's own file
             script=Markup(scripts[1]),  # noqa: S704  # our own file
@@ -122,7 +123,7 @@ def _charts(recording: Recording) -> tuple[_Chart, ...]:
         _Chart(
             name="time",
             title="Step time",
-            caption="Every timed step of every run; the box spans the middle half, the line in it is the median.",
+            caption="Every step of every run after its warm-up; the box spans the middle half, its line is the median.",
             figure=charts.step_times(recording),
         ),
         _Chart(
@@ -147,11 +148,3 @@ def _run(run: RunRecord) -> dict[str, Any]:
         "end": ending(run.end),
         "left_alone": run.left_alone or NOTHING,
     }
-
-
-def _notes(recording: Recording) -> dict[str, list[str]]:
-    """What the runs of each variant noted, each note once."""
-    notes: dict[str, dict[str, None]] = {}
-    for run in recording.runs:
-        notes.setdefault(run.variant, {}).update(dict.fromkeys(run.notes))
-    return {variant: list(texts) for variant, texts in notes.items() if texts}

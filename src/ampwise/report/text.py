@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from rich import box
 from rich.console import Console
@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ampwise._base.text import inert_line
+from ampwise.records.comparison import Comparison
 from ampwise.records.recording import Recording
 from ampwise.report.cells import Row, Tone, rows
-from ampwise.report.words import headline, projection, ratios_mean
+from ampwise.report.words import headline, how_timed, notes, projection, ratios_mean
 
 _STYLES = {Tone.GOOD: "green", Tone.CAUTION: "yellow", Tone.BAD: "red", Tone.PLAIN: ""}
 _WIDE = 124
@@ -58,7 +59,7 @@ def render_table(recording: Recording, console: Console) -> None:
     """
     outcome = headline(recording)
     console.print(Text(outcome.text, style=f"bold {_STYLES[outcome.tone]}".strip()))
-    comparison, allocator = recording.comparison, inert_line(recording.environment.allocator)
+    comparison = recording.comparison
     if comparison is None or not comparison.variants:
         return
     table_rows = rows(comparison)
@@ -66,9 +67,21 @@ def render_table(recording: Recording, console: Console) -> None:
     for row in table_rows:
         if row.error is not None:
             console.print(Text(f"{row.name} did not finish: {row.error}", style=_STYLES[Tone.BAD]))
-    for note in (projection(comparison), ratios_mean(comparison), f"Allocator of every variant: {allocator}."):
-        if note:
-            console.print(Text(note, style="dim"))
+    for line in _explanations(recording, comparison, table_rows):
+        console.print(Text(line, style="dim"))
+
+
+def _explanations(recording: Recording, comparison: Comparison, table_rows: Iterable[Row]) -> Iterator[str]:
+    """What the figures mean and stand on, and what the runs noted."""
+    projected = projection(comparison)
+    if projected:
+        yield projected
+    yield from (f"{row.name}: {row.verdict}: {row.reason}" for row in table_rows if row.reason)
+    yield ratios_mean(comparison)
+    yield how_timed()
+    yield f"Allocator of every variant: {inert_line(recording.environment.allocator)}."
+    for variant, texts in notes(recording).items():
+        yield from (f"{inert_line(variant)}: {inert_line(text, max_length=500)}" for text in texts)
 
 
 def _table(table_rows: tuple[Row, ...], *, wide: bool) -> Table:

@@ -35,7 +35,7 @@ def headline(recording: Recording) -> Sentence:
     if first.error is not None and not finished:
         return Sentence(text="No variant finished.", tone=Tone.BAD)
     if first.error is not None:
-        return Sentence(text=f"{_name(first)} did not finish, so there is nothing to compare with.", tone=Tone.BAD)
+        return _without_first(first, min(finished, key=lambda summary: summary.step_ms_median or math.inf))
     if not finished:
         return _alone(first, num_failed=len(others))
     return sentence(max(finished, key=_merit), first)
@@ -95,6 +95,22 @@ def ratios_mean(comparison: Comparison) -> str:
     )
 
 
+def how_timed() -> str:
+    """What a step time is, and which steps have one."""
+    return (
+        "Step times run from the end of one optimizer step to the end of the next, data loading included. A tenth of "
+        "each run's steps, at least two, is warm-up; they and the step whose memory is counted are not timed."
+    )
+
+
+def notes(recording: Recording) -> dict[str, list[str]]:
+    """What the runs of each variant noted, each note once."""
+    found: dict[str, dict[str, None]] = {}
+    for run in recording.runs:
+        found.setdefault(run.variant, {}).update(dict.fromkeys(run.notes))
+    return {variant: list(texts) for variant, texts in found.items() if texts}
+
+
 def equal_for_all(recording: Recording) -> tuple[str, ...]:
     """What every variant had in common, so that the ratios are the precision's alone; one fact an item."""
     environment, comparison = recording.environment, recording.comparison
@@ -117,12 +133,20 @@ def _name(summary: VariantSummary) -> str:
     return variant if precision in {None, variant.partition("+")[0]} else f"{variant} ({inert_line(precision or '')})"
 
 
+def _without_first(first: VariantSummary, best: VariantSummary) -> Sentence:
+    text = f"{_name(first)} did not finish, so there is no ratio; {_name(best)} {_takes(best)}{_loss(best)}."
+    return Sentence(text=text, tone=Tone.BAD)
+
+
+def _takes(summary: VariantSummary) -> str:
+    time = summary.step_ms_median
+    return "was not timed" if time is None or not math.isfinite(time) else f"takes {format_ms(time)} a step"
+
+
 def _alone(first: VariantSummary, *, num_failed: int) -> Sentence:
-    time = first.step_ms_median
-    takes = "was not timed" if time is None or not math.isfinite(time) else f"takes {format_ms(time)} a step"
     if num_failed:
-        return Sentence(text=f"Only {_name(first)} finished; it {takes}.", tone=Tone.BAD)
-    return Sentence(text=f"{_name(first)} {takes}.", tone=tone_of(first))
+        return Sentence(text=f"Only {_name(first)} finished; it {_takes(first)}.", tone=Tone.BAD)
+    return Sentence(text=f"{_name(first)} {_takes(first)}.", tone=tone_of(first))
 
 
 def _merit(summary: VariantSummary) -> tuple[bool, float]:

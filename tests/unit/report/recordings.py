@@ -168,11 +168,13 @@ def out_of_memory() -> Recording:
         kind="OutOfMemoryError", message="CUDA out of memory. Tried to allocate 2.00 GiB.", where="train.py:12"
     )
     runs = [
-        run("fp32", "fp32", end=RunEnd.OUT_OF_MEMORY, failure=failure, steps=()),
+        run("fp32", "fp32", end=RunEnd.OUT_OF_MEMORY, failure=failure, steps=(), peak_tensor_bytes=None),
         run("fp16", "fp16", steps=steps(losses(60, 1), 40.0, 1, scale=65536.0)),
     ]
     first = failed("fp32", "fp32", "out of memory at train.py:12: Tried to allocate 2.00 GiB")
-    second = summary("fp16", "fp16", ratio_time=None, ratio_memory=None, verdict=None, final_scale=65536.0)
+    second = summary(
+        "fp16", "fp16", step_ms_median=40.0, ratio_time=None, ratio_memory=None, verdict=None, final_scale=65536.0
+    )
     return recording(runs, [first, second])
 
 
@@ -230,7 +232,13 @@ def repeated() -> Recording:
     """Four variants, six repeats each."""
     times = {"fp32": 100.0, "bf16": 44.0, "fp16": 61.0, "bf16+compile": 37.0}
     runs = [
-        run(name, name.split("+")[0], repeat=repeat, steps=steps(losses(60, repeat + 7 * place), time, repeat + place))
+        run(
+            name,
+            name.split("+")[0],
+            repeat=repeat,
+            steps=steps(losses(60, repeat + 7 * place), time, repeat + place),
+            peak_tensor_bytes=1_900_000_000 - 200_000_000 * place,
+        )
         for repeat in range(6)
         for place, (name, time) in enumerate(times.items())
     ]

@@ -6,6 +6,7 @@ import math
 import plotly.graph_objects
 import pytest
 
+from ampwise.records.run import RunEnd
 from ampwise.report import charts
 
 FIGURES = (charts.loss_curves, charts.step_times, charts.peak_memory)
@@ -88,9 +89,17 @@ def test_losses_far_apart_are_drawn_on_a_logarithmic_axis(made, losses, kind):
     assert charts.loss_curves(recording)["layout"]["yaxis"]["type"] == kind
 
 
-def test_step_times_are_pooled_over_a_variants_runs(made):
+def test_step_times_after_the_warm_up_are_pooled_over_a_variants_runs(made):
     boxes = charts.step_times(made.repeated())["data"]
-    assert [len(box["x"]) for box in boxes] == [6 * 59] * 4
+    assert [len(box["x"]) for box in boxes] == [6 * 54] * 4
+
+
+def test_a_run_that_failed_on_the_way_is_in_no_box_and_no_bar(made):
+    broken = made.run("fp32", "fp32", time_ms=9000.0, repeat=1, end=RunEnd.FAILED, peak_tensor_bytes=2**40)
+    recording = made.recording([made.FP32, broken], [])
+    assert max(charts.step_times(recording)["data"][0]["x"]) < 1000
+    assert charts.peak_memory(recording)["data"][0]["text"] == ["1.77 GiB"]
+    assert len(charts.loss_curves(recording)["data"]) == 2
 
 
 def test_memory_is_the_largest_peak_in_readable_units(made):

@@ -19,7 +19,7 @@
   const follow = new ResizeObserver((entries) => entries.forEach(({ target }) => Plotly.Plots.resize(target)));
   Promise.all(drawn).then(() => places.forEach((place) => follow.observe(place)));
   // A page is printed before its new width is observed.
-  const fit = (size) => places.forEach((place) => Plotly.relayout(place, size));
-  window.addEventListener("beforeprint", () => fit({ width: 640 }));
-  window.addEventListener("afterprint", () => fit({ width: null, autosize: true }));
+  const fit = (sizeOf) => places.forEach((place) => Plotly.relayout(place, sizeOf(figures[place.dataset.figure].layout)));
+  window.addEventListener("beforeprint", () => fit(({ height }) => ({ width: 640, height: Math.min(height, 300) })));
+  window.addEventListener("afterprint", () => fit(({ height }) => ({ width: null, height, autosize: true })));
 })();
