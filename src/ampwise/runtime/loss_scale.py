@@ -11,7 +11,8 @@ from ampwise._base.errors import RecordError, UsageError
 TORCH_INIT_SCALE = 2.0**16
 SMALLEST_USEFUL_SCALE = 2.0**-126
 """The smallest normal fp32 number: below it 1/scale is not exact, and soon infinite."""
-LARGEST_SCALE = 2.0**127
+LARGEST_SCALE = (2.0 - 2.0**-23) * 2.0**127
+"""The largest fp32 number: torch lets the scale grow as far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

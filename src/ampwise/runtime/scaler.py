@@ -151,7 +151,7 @@ class GradScaler(torch.amp.GradScaler):
         self._host_found = None
         with self._scale_of_gradients(optimizer):
             if closure is None:
-                returned = super().step(optimizer, *args, **kwargs)
+                returned = self._torchs_step(optimizer, args, kwargs)
             else:
                 returned = self._step_with_closure(optimizer, closure, args, kwargs)
             self.last_step = self._result(optimizer)
@@ -258,6 +258,17 @@ class GradScaler(torch.amp.GradScaler):
             self._scale = current
 
     # ------------------------------------------------------------------ stepping
+
+    def _torchs_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        try:
+            return super().step(optimizer, *args, **kwargs)
+        except AssertionError as error:
+            if "No inf checks were recorded for this optimizer" not in str(error):
+                raise
+            raise AssertionError(
+                f"{error} None of its parameters has a gradient: the loss does not depend on them, backward() was not "
+                "called, or the optimizer was made before the model was replaced. Do not step it in this iteration."
+            ) from error
 
     def _maybe_opt_step(self, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         scale, _ = self._check_scale_growth_tracker("step")

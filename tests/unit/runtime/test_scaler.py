@@ -298,6 +298,9 @@ def test_misuse_is_refused_as_by_torch():
     scaler, optimizer = GradScaler("cpu"), sgd(parameter(1.0))
     with pytest.raises(AssertionError, match="scale"):
         scaler.step(optimizer)
+    scaler.scale(torch.ones(()))
+    with pytest.raises(AssertionError, match=r"No inf checks.*has a gradient"):
+        scaler.step(optimizer)
     train_once(scaler, optimizer)
     with pytest.raises(RuntimeError, match=r"step\(\) has already been called"):
         scaler.step(optimizer)
