@@ -5,7 +5,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ampwise._base.errors import RecordError
@@ -14,6 +14,8 @@ from ampwise.records.environment import Environment
 from ampwise.records.files import from_json, to_json
 from ampwise.records.recording import Recording
 from ampwise.records.run import Failure, RunEnd, RunRecord, StepRecord
+
+unhurried = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 counts = st.integers(min_value=-(2**63), max_value=2**63 - 1)
 some_counts = st.none() | counts
@@ -94,17 +96,20 @@ recordings = st.builds(
 
 
 @given(recordings)
+@unhurried
 def test_a_recording_survives_the_round_trip(recording):
     back = from_json(to_json(recording), Recording)
     assert repr(back) == repr(recording)  # repr, because nan is not itself
 
 
 @given(runs)
+@unhurried
 def test_a_run_survives_the_round_trip(run):
     assert repr(from_json(to_json(run).encode(), RunRecord)) == repr(run)
 
 
 @given(recordings)
+@unhurried
 def test_the_file_is_json_that_any_reader_takes(recording):
     def refuse(word):
         pytest.fail(f"{word} is no JSON")
@@ -168,7 +173,7 @@ json_values = st.recursive(
 
 
 @given(json_values, st.sampled_from([Recording, RunRecord]))
-@settings(max_examples=50)
+@unhurried
 def test_foreign_json_is_refused_in_one_line(value, kind):
     with pytest.raises(RecordError) as caught:
         from_json(json.dumps(value), kind)

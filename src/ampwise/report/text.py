@@ -12,7 +12,7 @@ from rich.text import Text
 from ampwise._base.text import inert_line
 from ampwise.records.comparison import Comparison
 from ampwise.records.recording import Recording
-from ampwise.report.cells import Row, Tone, rows
+from ampwise.report.cells import NOTHING, Row, Tone, rows
 from ampwise.report.words import headline, how_timed, notes, projection, ratios_mean
 
 _STYLES = {Tone.GOOD: "green", Tone.CAUTION: "yellow", Tone.BAD: "red", Tone.PLAIN: ""}
@@ -76,7 +76,10 @@ def _explanations(recording: Recording, comparison: Comparison, table_rows: Iter
     projected = projection(comparison)
     if projected:
         yield projected
-    yield from (f"{row.name}: {row.verdict}: {row.reason}" for row in table_rows if row.reason)
+    for row in table_rows:
+        if row.reason:
+            verdict = "" if row.verdict == NOTHING else f"{row.verdict}: "
+            yield f"{row.name}: {verdict}{row.reason}"
     yield ratios_mean(comparison)
     yield how_timed()
     yield f"Allocator of every variant: {inert_line(recording.environment.allocator)}."
