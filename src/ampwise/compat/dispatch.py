@@ -1,0 +1,99 @@
+"""torch's dispatcher: autocast keys, what is registered under them, and kernels of our own.
+
+Private names: ``torch._C.DispatchKey``, ``DispatchKeySet``, ``_ExcludeDispatchKeyGuard`` and
+``_dispatch_get_registrations_for_dispatch_key``; ``OpOverload._op`` and ``_schema``; ``Library._destroy``;
+``torch._C._dynamo.eval_frame``.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import CodeType
+from typing import Any
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+from torch._C._dynamo import eval_frame
+
+Kernel = Callable[..., Any]
+_NAMESPACE = "aten"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """What a kernel has to know of its operator's arguments."""
+
+    has_nested_tensors: bool
+    """Whether tensors stand in lists or are passed by keyword."""
+    dtype_index: int | None
+    """Position of ``dtype``, if the operator takes one."""
+    defaults: tuple[Any, ...]
+    """The default of each positional argument, or None: the dispatcher leaves trailing ones out of a call."""
+
+
+def autocast_key(device_type: str) -> str:
+    """The name of the dispatch key under which ``device_type``'s autocast is registered: ``AutocastCPU``."""
+    return f"Autocast{device_type.upper()}"
+
+
+def has_autocast_key(device_type: str) -> bool:
+    """Whether torch has an autocast for ``device_type``."""
+    return hasattr(DispatchKey, autocast_key(device_type)) and torch.amp.is_autocast_available(device_type)
+
+
+def below_autocast(device_type: str) -> Callable[[], Any]:
+    """A context manager's maker: within it this thread's operators pass ``device_type``'s autocast by."""
+    return partial(torch._C._ExcludeDispatchKeyGuard, DispatchKeySet(getattr(DispatchKey, autocast_key(device_type))))
+
+
+def registered(device_type: str) -> frozenset[str]:
+    """The aten overloads that ``device_type``'s autocast has a kernel for, as ``softmax.int``."""
+    prefix = f"{_NAMESPACE}::"
+    names = torch._C._dispatch_get_registrations_for_dispatch_key(autocast_key(device_type))
+    return frozenset(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
+
+def find_overload(name: str) -> Any | None:
+    """The operator ``softmax.int``; None where this torch has none of that name."""
+    packet_name, _, overload_name = name.partition(".")
+    packet = getattr(torch.ops.aten, packet_name, None)
+    return getattr(packet, overload_name or "default", None)
+
+
+def direct_call(overload: Any) -> Kernel:
+    """The operator without the Python layer around it."""
+    return overload._op
+
+
+def signature(overload: Any) -> Signature:
+    """How ``overload`` takes its arguments, read from its schema."""
+    arguments = overload._schema.arguments
+    tensors = [argument for argument in arguments if "Tensor" in str(argument.type)]
+    return Signature(
+        has_nested_tensors=any(a.kwarg_only or str(a.type).startswith("List") for a in tensors),
+        dtype_index=next((i for i, a in enumerate(arguments) if a.name == "dtype"), None),
+        defaults=tuple(a.default_value for a in arguments if not a.kwarg_only),
+    )
+
+
+def hide_from_dynamo(code: CodeType) -> None:
+    """Keep Dynamo from compiling frames of ``code``, and what they call, where eager code meets them."""
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
+
+
+def register_kernels(device_type: str, kernels: Mapping[str, Kernel]) -> Callable[[], None]:
+    """Put ``kernels`` (by overload name) under ``device_type``'s autocast key until the returned undo is called."""
+    library = torch.library.Library(_NAMESPACE, "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
+            for name, kernel in kernels.items():
+                library.impl(name, kernel, autocast_key(device_type))
+                # a library that is collected takes its kernels with it: let them keep it, whatever becomes of the undo
+                vars(kernel)["library"] = library
+    except BaseException:
+        library._destroy()
+        raise
+    return library._destroy

@@ -1,0 +1,101 @@
+"""Gives a device CUDA's cast lists and ampwise's remedies, by kernels under its autocast key.
+
+The kernels are the process's: every thread and module that runs under that device's autocast meets them, and where
+autocast is off nothing does. They are reached from Python, from TorchScript and from C++ alike.
+"""
+
+import hashlib
+import sys
+import threading
+from collections.abc import Callable
+
+import torch
+
+from ampwise._base.errors import CannotRunError, UsageError
+from ampwise.compat.dispatch import Kernel, has_autocast_key, register_kernels, registered
+from ampwise.interpose.cast_kernels import make_kernel
+from ampwise.plan.operators import CastLists, CastPolicy, cast_lists
+
+Undo = Callable[[], None]
+_TAG = "ampwise-lists"
+
+
+def use_cuda_lists(device_type: str = "cpu", *, extra: bool = True) -> Undo:
+    """Let autocast on ``device_type`` follow CUDA's fp32 and promote lists until the returned undo is called.
+
+    ``extra`` adds the remedies of ``plan/lists/remedies.toml`` (mean, sigmoid, binary cross-entropy, operators that
+    raise on mixed dtypes). On CUDA, whose lists these are, only the remedies are added. The undo may be called more
+    than once. Functions compiled before are compiled anew, and torch's compile caches get a key of their own, for
+    neither knows of cast lists.
+
+    Raises:
+        UsageError: torch has no autocast for ``device_type``.
+        CannotRunError: the lists are in use for ``device_type`` already.
+    """
+    if not has_autocast_key(device_type):
+        raise UsageError(
+            f'"{device_type}" has no autocast in torch {torch.__version__}; name a device such as cpu or cuda'
+        )
+    lists = cast_lists(torch.__version__)
+    policies = _policies(lists, device_type, extra=extra)
+    tag = f"{_TAG}-{device_type}-{_digest(policies)}"
+    _check_not_in_use(device_type)
+    unregister = register_kernels(device_type, _kernels(policies, device_type))
+    _set_cache_tags([*_cache_tags(), tag])
+    _forget_compiled()
+    return _once(unregister, tag)
+
+
+def _policies(lists: CastLists, device_type: str, *, extra: bool) -> dict[str, CastPolicy]:
+    """What to add: nothing that the device, or somebody else, has a kernel for; but a ban is lifted."""
+    added = lists.added(device_type)
+    if not extra:
+        added = {name: policy for name, policy in added.items() if name not in lists.remedies}
+    banned = {name for name, policy in lists.devices.get(device_type, {}).items() if policy is CastPolicy.BANNED}
+    theirs = registered(device_type) - banned
+    return {name: policy for name, policy in added.items() if name not in theirs}
+
+
+def _kernels(policies: dict[str, CastPolicy], device_type: str) -> dict[str, Kernel]:
+    made = {name: make_kernel(name, policy, device_type=device_type) for name, policy in policies.items()}
+    return {name: kernel for name, kernel in made.items() if kernel is not None}
+
+
+def _check_not_in_use(device_type: str) -> None:
+    if any(tag.startswith(f"{_TAG}-{device_type}-") for tag in _cache_tags()):
+        raise CannotRunError(
+            f"CUDA's cast lists are in use for {device_type} already; undo them before you ask for them again"
+        )
+
+
+def _once(unregister: Undo, tag: str) -> Undo:
+    lock, done = threading.Lock(), threading.Event()
+
+    def undo() -> None:
+        with lock:
+            if done.is_set():
+                return
+            done.set()
+        unregister()
+        _set_cache_tags([one for one in _cache_tags() if one != tag])
+        _forget_compiled()
+
+    return undo
+
+
+def _digest(policies: dict[str, CastPolicy]) -> str:
+    return hashlib.sha256(repr(sorted(policies.items())).encode()).hexdigest()[:16]
+
+
+def _cache_tags() -> list[str]:
+    tag = torch.compiler.config.cache_key_tag
+    return tag.split("+") if tag else []
+
+
+def _set_cache_tags(tags: list[str]) -> None:
+    torch.compiler.config.cache_key_tag = "+".join(tags)
+
+
+def _forget_compiled() -> None:
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
