@@ -1,0 +1,1 @@
+"""Places the lines of plain torch.amp in somebody's script, by reading its source alone; no torch."""
