@@ -25,17 +25,19 @@ class Regime:
     def forward(self) -> Generator[None]:
         """The context of the forward pass and the loss."""
         dtype = _AUTOCAST_DTYPES.get(self.precision)
-        with self.backward(), autocast(self.device_type, dtype=dtype, enabled=dtype is not None):
+        with self._products(), autocast(self.device_type, dtype=dtype, enabled=dtype is not None):
             yield
 
-    def backward(self) -> AbstractContextManager[object]:
-        """The context of the backward pass: operators run in the formats the forward pass chose."""
-        return tf32_enabled(True) if self.precision == "tf32" else nullcontext()
+    @contextmanager
+    def backward(self) -> Generator[None]:
+        """The context of the backward pass: operators run in the formats the forward pass chose, so nothing casts."""
+        with self._products(), autocast(self.device_type, enabled=False):
+            yield
 
     def loss_scale(self) -> LossScale:
         """The loss scale this precision needs."""
         return DynamicLossScale() if get_precision(self.precision).needs_loss_scaling else NoLossScale()
 
-    def is_casting(self) -> bool:
-        """Whether an autocast region is open on this kind of device, ours or another."""
-        return torch.is_autocast_enabled(self.device_type)
+    def _products(self) -> AbstractContextManager[object]:
+        """How the hardware takes products of fp32 numbers."""
+        return tf32_enabled(True) if self.precision == "tf32" else nullcontext()

@@ -265,6 +265,7 @@ class GradScaler(torch.amp.GradScaler):
         except AssertionError as error:
             if "No inf checks were recorded for this optimizer" not in str(error):
                 raise
+            self._per_optimizer_states.pop(id(optimizer))
             raise AssertionError(
                 f"{error} None of its parameters has a gradient: the loss does not depend on them, backward() was not "
                 "called, or the optimizer was made before the model was replaced. Do not step it in this iteration."

@@ -91,7 +91,7 @@ class TrainStep:
             refuse_fp16_parameters(names)
         self._overflow_watch = OverflowWatch(scale, names)
         self._buffers = BufferGuard(() if isinstance(scale, NoLossScale) else self.modules)
-        self._num_losses = 0
+        self._num_losses = self._num_open = 0
 
     @property
     def precision(self) -> str:
@@ -103,8 +103,12 @@ class TrainStep:
         """The context of the forward pass and the loss."""
         if torch.is_grad_enabled() and not self._buffers.is_saved:
             self._buffers.save()
-        with self._regime.forward():
-            yield
+        self._num_open += 1
+        try:
+            with self._regime.forward():
+                yield
+        finally:
+            self._num_open -= 1
 
     def __call__(self, loss: Loss | Callable[[], Loss], last: bool = False) -> StepResult:  # noqa: FBT001, FBT002 - reads as step(loss, last=True)
         """Backpropagate the loss and, when it completes a window of accumulation, step.
@@ -118,7 +122,7 @@ class TrainStep:
             UsageError: the loss cannot be trained on; the text says why and what to do.
             HopelessOverflowError: steps are skipped and a smaller loss scale will not help.
         """
-        if self._regime.is_casting():
+        if self._num_open:
             raise UsageError(
                 "step() was called inside an autocast region: call it after the `with step.autocast():` block"
             )
@@ -235,6 +239,8 @@ class TrainStep:
         losses: tuple[Tensor, ...],
         norm: Tensor | None,
     ) -> StepResult:
+        # An autocast region around the whole loop, not ours, would go on serving casts of the old weights.
+        torch.clear_autocast_cache()
         self.scaler.update()
         found = _any([one.found_inf for one in results])
         self._buffers.restore(found)

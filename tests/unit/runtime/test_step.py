@@ -1,5 +1,6 @@
 """What a ``TrainStep`` does, says and refuses."""
 
+import contextlib
 import copy
 import warnings
 
@@ -323,6 +324,22 @@ def test_a_loss_that_cannot_be_trained_on_is_refused_with_the_remedy(loss, remed
     _, step = weight_and_step()
     with pytest.raises(UsageError, match=remedy):
         step(loss)
+
+
+def test_a_foreign_autocast_region_around_the_loop_changes_nothing():
+    losses = []
+    for region in (torch.autocast("cpu", dtype=torch.bfloat16), contextlib.nullcontext()):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4)
+        step = TrainStep(torch.optim.SGD(model.parameters(), lr=0.5), precision="fp32")
+        with region:
+            for _ in range(3):
+                with step.autocast():
+                    loss = model(torch.ones(2, 4)).pow(2).mean()
+                step(loss)
+            losses.append((loss.item(), model(torch.ones(2, 4)).float()))
+    assert losses[0][0] == losses[1][0]
+    assert torch.allclose(losses[0][1], losses[1][1], atol=0.01)
 
 
 def test_a_step_inside_autocast_is_refused():
