@@ -13,14 +13,14 @@ BACKWARD = Row(
     owner="torch.autograd",
     attribute="backward",
     why="backward under autocast casts what autograd has cast already; Tensor.backward looks this up at call time",
-    obstacle="backward_outside",
+    obstacle="gradient_projection",
 )
 GRAD = Row(
     name="torch.autograd.grad",
     owner="torch.autograd",
     attribute="grad",
     why="gradients taken by hand (penalties, meta-learning) are a backward pass too",
-    obstacle="gradient_penalty",
+    obstacle="projected_attack",
 )
 
 _BACKWARD_NAMES = ("roots", "seeds", "retain_graph", "create_graph", "grad_variables", "inputs")

@@ -38,10 +38,12 @@ GLOBAL_HOOKS = tuple(
         owner="torch.nn.modules.module",
         attribute=attribute,
         why=_SCALED,
-        obstacle="module_hook",
+        obstacle="global_module_hook",
     )
     for attribute in ("register_module_full_backward_hook", "register_module_full_backward_pre_hook")
 )
+
+ROWS = (RETAIN_GRAD, REGISTER_HOOK, *MODULE_HOOKS, *GLOBAL_HOOKS)
 
 Convert = Callable[[Tensor], Tensor]
 

@@ -1,4 +1,4 @@
-"""Rows for TorchScript's tracer, which cannot hold what the cast cache gives it."""
+"""Rows for TorchScript's tracer, whose graph would hold the casts of whoever traces."""
 
 from ampwise.interpose.row import Row
 
@@ -6,13 +6,13 @@ TRACE = Row(
     name="torch.jit.trace",
     owner="torch.jit",
     attribute="trace",
-    why='with the cast cache on, tracing raises "Cannot insert a Tensor that requires grad as a constant"',
+    why="casts and cached weights would be baked into the graph, and its sanity check fails",
     obstacle="jit_trace",
 )
 TRACE_MODULE = Row(
     name="torch.jit.trace_module",
     owner="torch.jit",
     attribute="trace_module",
-    why='with the cast cache on, tracing raises "Cannot insert a Tensor that requires grad as a constant"',
-    obstacle="jit_trace",
+    why="casts and cached weights would be baked into the graph, and its sanity check fails",
+    obstacle="jit_trace_module",
 )

@@ -6,7 +6,7 @@ MODULE_CALL = Row(
     name="torch.nn.Module.__call__",
     owner="torch.nn.modules.module:Module",
     attribute="__call__",
-    why="the cast cache may live no longer than a model's call: weights changed outside an optimizer would not be seen",
-    obstacle="stale_cache",
+    why="a cast cache kept longer than a model's call misses changed weights; without one, each use casts",
+    obstacle="weight_used_often",
     outermost=True,
 )

@@ -1,4 +1,4 @@
-"""Rows for optimizers: their construction, their step, whichever class defines it, and the clearing of gradients."""
+"""Rows for optimizers: their construction, and their step, whichever class defines it."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +13,7 @@ STEP = Row(
     owner="torch.optim.optimizer:Optimizer",
     attribute="step",
     why="closures run forward and backward inside the step, the update wants no autocast, and hooks cannot skip",
-    obstacle="closure",
+    obstacle="optimizer_matmul",
     outermost=True,
     per_class=True,
 )
@@ -23,19 +23,6 @@ ADD_PARAM_GROUP = Row(
     attribute="add_param_group",
     why="every optimizer passes here when it is built: says who owns a parameter and which classes to follow",
 )
-ZERO_GRAD = Row(
-    name="torch.optim.Optimizer.zero_grad",
-    owner="torch.optim.optimizer:Optimizer",
-    attribute="zero_grad",
-    why="what was found in gradients is void once they are cleared",
-)
-MODULE_ZERO_GRAD = Row(
-    name="torch.nn.Module.zero_grad",
-    owner="torch.nn.modules.module:Module",
-    attribute="zero_grad",
-    why="what was found in gradients is void once they are cleared",
-)
-
 
 def around_steps(interceptor: Interceptor) -> Undo:
     """Let ``interceptor(proceed, optimizer, ...)`` around the outermost step of every optimizer, of any class.

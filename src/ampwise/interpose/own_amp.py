@@ -18,14 +18,14 @@ ENTER = Row(
     owner="torch.amp.autocast_mode:autocast",
     attribute="__enter__",
     why="a script with its own autocast (or Accelerate's, or Lightning's) must not get a second one",
-    obstacle="own_amp",
+    obstacle="own_autocast",
 )
 SCALER = Row(
     name="torch.amp.GradScaler.__init__",
     owner="torch.amp.grad_scaler:GradScaler",
     attribute="__init__",
     why="a loss scaled by the script must not be scaled again",
-    obstacle="own_amp",
+    obstacle="own_scaler",
 )
 _BESIDES = ("torch.amp", "torch.cuda.amp", "torch.cpu.amp", "contextlib", "functools")
 _DYNAMO = "torch._dynamo"

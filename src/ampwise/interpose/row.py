@@ -16,8 +16,8 @@ class Row:
     """One attribute that may be replaced.
 
     Laws (tests are generated from the rows): after the last undo the original is there again, by identity;
-    the replacement keeps the original's signature and pickles as it did; the obstacle's script
-    (``tests/e2e/scripts/<obstacle>.py``) fails without the row and passes with it.
+    the replacement keeps the original's signature and pickles by its name, for a process without ampwise too;
+    the obstacle's script (``tests/e2e/scripts/<obstacle>.py``) fails without the row and passes with it.
     """
 
     name: str

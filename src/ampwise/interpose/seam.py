@@ -44,6 +44,8 @@ class _Seam:
         self.call = self._bare()
         self.chain: Callable[..., Any] = self.call
         bare = _outermost(self, inside) if row.outermost else _every(self)
+        # pickle looks a function up by its home, which re-exported ones (torch.save) have elsewhere
+        bare.__module__, bare.__qualname__ = _home(owner, row.attribute)
         kind = type(self.original)
         self.replacement: Any = kind(bare) if kind in (staticmethod, classmethod) else bare
 
@@ -87,6 +89,12 @@ class _Seam:
         else:
             setattr(self.owner, self.row.attribute, self.original)
         return True
+
+
+def _home(owner: Any, attribute: str) -> tuple[str, str]:
+    if isinstance(owner, type):
+        return owner.__module__, f"{owner.__qualname__}.{attribute}"
+    return owner.__name__, attribute
 
 
 def _every(seam: _Seam) -> Callable[..., Any]:

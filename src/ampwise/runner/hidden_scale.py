@@ -12,7 +12,7 @@ from ampwise.compat.optim import parameters_of
 from ampwise.interpose.backward import BACKWARD, GRAD, Pass, backward_pass, grad_pass, roots_of
 from ampwise.interpose.caller import callers, is_torch
 from ampwise.interpose.gradient_views import RETAIN_GRAD, View, show_true_gradients
-from ampwise.interpose.optimizer_step import ZERO_GRAD, around_steps, on_optimizer
+from ampwise.interpose.optimizer_step import around_steps, on_optimizer
 from ampwise.interpose.seam import Undo, intercept, undo_all
 from ampwise.observe.events import StepOutcome
 from ampwise.runner.leaf_hooks import LeafHooks
@@ -61,7 +61,6 @@ class HiddenScale:
             intercept(BACKWARD, self._around_backward),
             intercept(GRAD, self._around_grad),
             around_steps(self._around_step),
-            intercept(ZERO_GRAD, self._around_zero_grad),
             intercept(RETAIN_GRAD, self._around_retain_grad),
             show_true_gradients(View(shown=self._hooks.unscaled, answered=self._hooks.scaled)),
         ]
@@ -204,10 +203,6 @@ class HiddenScale:
         finally:
             self._suspended = False
             self._outcome = StepOutcome(optimizer=optimizer)
-
-    def _around_zero_grad(self, proceed: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        self._verdicts.clear(optimizer)
-        return proceed(optimizer, *args, **kwargs)
 
     def _around_retain_grad(self, proceed: Callable[..., Any], tensor: Tensor) -> None:
         proceed(tensor)

@@ -35,7 +35,6 @@ class AutocastRegions:
         self._dtype = dtype
         self._on_full_precision = on_full_precision
         self._is_active = False
-        self._num_traces = 0
         self._before = (False, dtype, True)
         self._undos: list[Undo] = []
 
@@ -117,7 +116,7 @@ class AutocastRegions:
         return under_autocast
 
     def _around_call(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._num_traces or not torch.is_autocast_enabled(self._device_type) or is_inside_backward():
+        if not torch.is_autocast_enabled(self._device_type) or is_inside_backward():
             return proceed(*args, **kwargs)
         cache_enabled = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(True)
@@ -132,11 +131,8 @@ class AutocastRegions:
                 self._set(*self._before)
 
     def _around_trace(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._num_traces += 1
-        try:
+        with self._switched(on=False):  # what is traced is what the script would have exported by itself
             return proceed(*args, **kwargs)
-        finally:
-            self._num_traces -= 1
 
 
 def needs_exact_losses(optimizer: Any) -> bool:

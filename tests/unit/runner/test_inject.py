@@ -57,9 +57,8 @@ def test_fp32_changes_no_bit():
 
 def test_afterwards_everything_is_as_it_was():
     plain = train()
-    with pytest.raises(ZeroDivisionError), inject(choice=choose("bf16")):
-        train(num_steps=1)
-        raise ZeroDivisionError
+    with pytest.raises(TypeError), inject(choice=choose("bf16")):
+        train(num_steps="many")
     assert equal(train(), plain)
 
 

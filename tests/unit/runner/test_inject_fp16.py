@@ -1,3 +1,4 @@
+# ruff: noqa: ARG005 - hooks have fixed arguments
 """Injected fp16: torch.amp's numbers without the script knowing of a scale; whatever overflows is skipped whole."""
 
 import pickle
@@ -125,7 +126,7 @@ def test_without_an_optimizer_each_backward_is_a_step_and_an_overflow_changes_no
             loss_of(net, xs[i % 4], ys[i % 4]).backward()
             with torch.no_grad():
                 for p in net.parameters():
-                    p -= 0.1 * p.grad
+                    p.sub_(0.1 * p.grad)
     assert 0 < injected.num_skipped < 12
     assert injected.num_steps == len(outcomes) == 12
     assert all(p.isfinite().all() for p in net.parameters())
@@ -357,7 +358,7 @@ def test_hooks_of_the_script_pickle_without_ampwise_and_leaves_without_a_warning
         data = pickle.dumps(net)
     assert b"ampwise.runner" not in data
     assert b"ampwise.interpose" not in data
-    pickle.loads(data)
+    pickle.loads(data)  # noqa: S301
 
 
 def test_lbfgs_is_not_scaled():
