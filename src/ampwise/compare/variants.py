@@ -57,7 +57,9 @@ def _parse(name: str) -> Variant:
     precision, *additions = (part.strip().lower() for part in name.split("+"))
     for addition in additions:
         if addition != _COMPILE:
-            raise UsageError(f'"{inert_line(name)}": {not_one_of(inert_line(addition), [_COMPILE], kind="addition")}')
+            raise UsageError(
+                f'"{inert_line(name)}": {not_one_of(inert_line(addition), [_COMPILE], kind="known addition")}'
+            )
     known = precision if precision == "auto" else get_precision(precision).name
     return Variant(name=inert_line(name), precision=known, compile=bool(additions))
 

@@ -1,0 +1,46 @@
+import pytest
+
+from ampwise._base.errors import CannotRunError, UsageError
+from ampwise.compare.variants import FP32, Variant, parse_variants
+
+
+def test_names_are_kept_as_written_and_aliases_resolved():
+    assert parse_variants("fp32, auto ,half+compile") == (
+        FP32,
+        Variant(name="auto", precision="auto"),
+        Variant(name="half+compile", precision="fp16", compile=True),
+    )
+
+
+def test_only_plain_fp32_is_the_reference():
+    plain, compiled, auto = parse_variants("float32,fp32+compile,auto")
+    assert (plain.is_fp32, compiled.is_fp32, auto.is_fp32) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("fp32,bf61", ['"bf61" is not a precision; did you mean "bf16"?', "auto"]),
+        ("bf61,fp61", ['"bf61"', '"fp61"']),
+        ("fp32+compil", ['"compil" is not a known addition; did you mean "compile"?']),
+        ("", ["a name is missing"]),
+        ("fp32,,auto", ["a name is missing", "fp32,auto"]),
+        ("bf16,bf16", ["bf16; name each variant once", "--repeat"]),
+        ("fp16,half", ["fp16 and half are the same"]),
+    ],
+)
+def test_a_mistake_is_named_with_what_to_do(text, parts):
+    with pytest.raises(UsageError) as refused:
+        parse_variants(text)
+    assert str(refused.value).startswith("--precision: ")
+    for part in parts:
+        assert part in str(refused.value)
+
+
+def test_a_format_without_autocast_cannot_run():
+    with pytest.raises(CannotRunError, match="fp8_e4m3"):
+        parse_variants("fp32,fp8_e4m3")
+
+
+def test_a_precision_with_and_without_compile_are_two_variants():
+    assert len(parse_variants("bf16,bf16+compile")) == 2
