@@ -107,9 +107,10 @@ def test_json_of_a_format():
 @pytest.mark.parametrize(
     ("word", "text"),
     [
-        ("fp61", '"fp61" is neither a format nor a number; did you mean "fp64"?'),
+        ("fp61", '"fp61" is neither a format nor a number nor an operator; did you mean "fp64"?'),
+        ("sofmax", 'did you mean "softmax"?'),
         ("flaot16", 'did you mean "float16"?'),
-        ("train.py", '"train.py" is neither a format nor a number ('),
+        ("train.py", '"train.py" is neither a format nor a number nor an operator ('),
         ("1e99999", "far beyond every format"),
         ("\x1b[31mx", "is neither a format nor a number"),
     ],
@@ -138,3 +139,29 @@ def test_it_runs_without_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "underflows to zero" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "word", ["softmax", "F.layer_norm", "nn.BCELoss", "@", "attention", "relu", "index_put_", "lstm"]
+)
+def test_an_operator_on_each_device(word):
+    lines, text = _lines(word)
+    assert "an operator, under autocast of torch" in text
+    for device in ("CPU,", "CUDA,"):
+        assert device in lines
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def test_an_operator_that_differs_by_device_says_why():
+    _, text = _lines("cross_entropy")
+    assert "CUDA, torch.autocast  is in no list" in text
+    assert "CUDA, ampwise run     runs in fp32" in text
+    assert text.count("because") == 1
+
+
+def test_an_operator_as_json():
+    found = json.loads(_explain("softmax", "--json").output)["operator"]
+    assert [(one["device_type"], one["stock"], one["under_run"]) for one in found["behaviours"]] == [
+        ("cpu", None, "fp32_set_opt_dtype"),
+        ("cuda", "fp32_set_opt_dtype", "fp32_set_opt_dtype"),
+    ]

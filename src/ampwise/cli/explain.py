@@ -1,4 +1,4 @@
-"""``ampwise explain``: what a format is, and what a number becomes in each."""
+"""``ampwise explain``: what a format is, what a number becomes in each, and in which one an operator runs."""
 
 import json
 import math
@@ -11,6 +11,7 @@ import click
 from ampwise._base.errors import UsageError
 from ampwise._base.suggest import closest
 from ampwise._base.text import inert_line
+from ampwise.cli.operator_text import operator_head, operator_rows
 from ampwise.formats import FORMATS, find_format
 from ampwise.formats.explain import (
     FormatFacts,
@@ -22,6 +23,7 @@ from ampwise.formats.explain import (
     explain_number,
     parse_number,
 )
+from ampwise.plan.operators import OperatorDescription, describe_operator, is_operator, nearest_operator
 from ampwise.plan.presets import PRECISIONS
 from ampwise.records.files import to_plain
 
@@ -52,37 +54,50 @@ class _TakesNegativeNumbers(click.Command):
 @click.argument("word")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(word: str, *, as_json: bool) -> None:
-    r"""Explain a format, or what a number becomes in each format.
+    r"""Explain a format, what a number becomes in each format, or in which precision an operator runs.
 
-    WORD is a format (fp16, bf16, half, ...) or a number (1e-8, 65520, -3e5, 2^-24, 1/3, nan, inf).
+    WORD is a format (fp16, bf16, half, ...), a number (1e-8, 65520, -3e5, 2^-24, 1/3, nan, inf) or an operator
+    (softmax, F.layer_norm, nn.BCELoss, attention, @, ...).
 
     \b
     ampwise explain fp16
     ampwise explain 1e-8
+    ampwise explain softmax
     """
     facts = _facts(word)
-    if as_json:
-        kind = "format" if isinstance(facts, FormatFacts) else "number"
-        click.echo(json.dumps({kind: to_plain(facts)}, indent=1, allow_nan=False))
-    else:
-        click.echo("\n".join(_format_lines(facts) if isinstance(facts, FormatFacts) else _number_lines(facts)))
+    kind, lines = _shown(facts)
+    click.echo(json.dumps({kind: to_plain(facts)}, indent=1, allow_nan=False) if as_json else "\n".join(lines))
 
 
-def _facts(word: str) -> FormatFacts | NumberFacts:
+def _facts(word: str) -> FormatFacts | NumberFacts | OperatorDescription:
     format_ = find_format(word)
     if format_ is not None:
         return explain_format(format_)
     value = parse_number(word)
     if value is not None:
         return explain_number(value, given=word.strip())
+    if is_operator(word):
+        return describe_operator(word)
     shown = inert_line(word, max_length=60)
     aliases = [alias for row in FORMATS.values() for alias in row.aliases]
-    near = closest(word, [*FORMATS, *aliases])
+    near = nearest_operator(word) or closest(word, [*FORMATS, *aliases])
     hint = f'; did you mean "{near}"?' if near else ""
     raise UsageError(
-        f'"{shown}" is neither a format nor a number{hint} '
-        f"(formats: {', '.join(FORMATS)}; numbers as in 1e-8, 65520, 2^-24, nan, inf)"
+        f'"{shown}" is neither a format nor a number nor an operator{hint} '
+        f"(formats: {', '.join(FORMATS)}; numbers as in 1e-8, 65520, 2^-24, nan, inf; operators as in softmax)"
     )
+
+
+def _shown(facts: FormatFacts | NumberFacts | OperatorDescription) -> tuple[str, list[str]]:
+    """Which kind of thing it is, and the lines that say so."""
+    match facts:
+        case FormatFacts():
+            return "format", _format_lines(facts)
+        case NumberFacts():
+            return "number", _number_lines(facts)
+        case OperatorDescription():
+            rows = [row for name, text in operator_rows(facts) for row in _wrapped(name, text)]
+            return "operator", [operator_head(facts), *_columns(rows)]
 
 
 def _format_lines(facts: FormatFacts) -> list[str]:

@@ -7,13 +7,13 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any, assert_never
 
 from ampwise._base.errors import UsageError
-from ampwise._base.suggest import closest
 
 _DATA = files("ampwise.plan")
 _PREFIX = re.compile(r"^(torch\.|ops\.|aten::|aten\.|nn\.|functional\.|F\.|Tensor\.)*")
@@ -160,11 +160,20 @@ def is_operator(name: str) -> bool:
     return bool(_packets_named(name, _overloads(cast_lists())))
 
 
+def nearest_operator(name: str) -> str | None:
+    """The operator that is probably meant by ``name``, which is none."""
+    spellings = _read("spellings.toml")
+    others = [one for spelt in spellings["operators"].values() for one in spelt]
+    known = [*_overloads(cast_lists()), *spellings["unlisted"], *others]
+    near = get_close_matches(_PREFIX.sub("", name.strip()).lower(), known, n=1, cutoff=0.7)
+    return near[0] if near else None
+
+
 def in_words(policy: CastPolicy | None) -> str:
     """What ``policy`` does, for a person; None is the policy of an operator that is in no list."""
     match policy:
         case None:
-            return "is in no list: runs in the dtype its arguments arrive in, or as the operators it is made of"
+            return "is in no list: runs in its arguments' dtype, or as the operators it is made of"
         case CastPolicy.LOWER:
             return "runs in the low precision"
         case CastPolicy.FP32 | CastPolicy.FP32_SET_OPT_DTYPE | CastPolicy.FP32_APPEND_DTYPE:
@@ -188,13 +197,7 @@ def _overloads(lists: CastLists) -> dict[str, tuple[str, ...]]:
 def _find_packets(name: str, overloads: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     packets = _packets_named(name, overloads)
     if not packets:
-        spellings = _read("spellings.toml")
-        known = [
-            *overloads,
-            *spellings["unlisted"],
-            *(one for spelt in spellings["operators"].values() for one in spelt),
-        ]
-        near = closest(_PREFIX.sub("", name.strip()), known)
+        near = nearest_operator(name)
         hint = f'; did you mean "{near}"?' if near else "; give it as torch spells it, such as softmax or F.layer_norm"
         raise UsageError(f'"{name}" is not an operator that autocast treats{hint}')
     return packets
