@@ -79,7 +79,7 @@ def tf32_enabled(on: bool) -> Generator[None]:  # noqa: FBT001 -- the switch's o
         _restore_old(before)
         _CUDA.write(own[_CUDA])
         for switch in _OPERATORS:
-            if switch.read() != readings[switch]:
+            if switch.read() != readings[switch] or switch in _WRITTEN_BY_OLD:
                 switch.write(own[switch])
 
 
@@ -166,4 +166,7 @@ _RNN = _Switch("backends.cudnn.rnn")
 _MKLDNN = _Switch("backends.mkldnn")
 _MKLDNN_MATMUL = _Switch("backends.mkldnn.matmul")
 _OPERATORS = (_MATMUL, _CONV, _RNN, _MKLDNN_MATMUL)
+_WRITTEN_BY_OLD = (_MATMUL, _MKLDNN_MATMUL)
+"""What ``set_float32_matmul_precision`` writes. Convolutions' default (TF32, unless a parent says otherwise) cannot be
+written back, so theirs and recurrent layers' are written only where they differ."""
 _PARENTS = {_CUDA: _GENERIC, _MATMUL: _CUDA, _CONV: _CUDA, _RNN: _CUDA, _MKLDNN_MATMUL: _MKLDNN}

@@ -99,6 +99,14 @@ def test_what_is_inherited_stays_inherited():
     assert {readings()[name] for name in ("cuda", "matmul", "mkldnn_matmul")} == {"ieee"}
 
 
+def test_what_is_inherited_from_all_backends_stays_inherited():
+    torch.backends.fp32_precision = "ieee"
+    with tf32_enabled(True):
+        assert readings()["matmul"] == "tf32"
+    torch.backends.fp32_precision = "tf32"
+    assert {readings()[name] for name in ("cuda", "matmul", "mkldnn_matmul")} == {"tf32"}
+
+
 def test_the_measuring_switch_touches_products_only():
     before = readings()
     with matmul_tf32(True):

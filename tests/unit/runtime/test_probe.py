@@ -1,6 +1,9 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
+from ampwise.interpose.internal import is_internal
 from ampwise.runtime.conv_check import find_wrong_conv
 from ampwise.runtime.probe import probe
 
@@ -39,8 +42,22 @@ def test_nothing_of_the_scripts_is_touched(fresh):
         assert torch.is_autocast_enabled("cpu")
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == 2
+    with ThreadPoolExecutor(1) as executor:
+        assert executor.submit(torch.get_num_threads).result() == 2
     assert torch.is_grad_enabled()
     assert torch.nn.functional.linear not in seen
+
+
+def test_watchers_and_autograd_see_nothing_of_it(fresh, monkeypatch):
+    seen = set()
+
+    def time_product(x):
+        seen.add((is_internal(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return 1e-6
+
+    monkeypatch.setattr("ampwise.runtime.probe._time_product", time_product)
+    probe("cpu")
+    assert seen == {(True, False, False)}
 
 
 def test_an_fp16_convolution_of_the_cpu_is_right():

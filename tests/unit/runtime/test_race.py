@@ -65,6 +65,15 @@ def test_what_is_set_up_once_does_not_count():
     assert run(machine).measured["bf16"].ratio == pytest.approx(1.0)
 
 
+def test_the_first_product_of_a_size_counts_only_where_it_is_alone():
+    seconds = {"fp32": 1e-3, "bf16": 1e-3}
+    first = {"bf16": 0.06}
+    two_samples = run(Machine(seconds, first=first), budget_s=2 * 0.0615, sizes=(128,))
+    assert two_samples.measured["bf16"].ratio == pytest.approx(1.0)
+    one_sample = run(Machine(seconds, first=first), budget_s=2 * 0.05, sizes=(128,))
+    assert one_sample.measured["bf16"].ratio == pytest.approx(1 / 61)
+
+
 def test_a_format_that_torch_refuses_is_reported_in_one_line():
     probe = run(Machine({"fp32": 1e-6, "bf16": 1e-6}, broken=("bf16",)))
     assert set(probe.measured) == {"fp32"}
@@ -102,5 +111,6 @@ def test_law_no_format_overruns_its_share_by_more_than_one_product(fp32, bf16, f
         sizes = [size for called, size in machine.calls if called == name and size > SETUP_SIZE]
         last = machine.seconds_at_128[name] * (sizes[-1] / 128) ** 3
         assert machine.spent(name) - last <= 0.2 / 3 + 1e-9
+        assert sizes[-1] == SIZES[0] or last <= 0.2 / 3  # a larger product is started only if it fits
     for name, found in probe.measured.items():
         assert math.isclose(found.ratio, fp32 / machine.seconds_at_128[name], rel_tol=1e-6)
