@@ -65,11 +65,12 @@ def name_parameters(modules: Sequence[Module], optimizers: Sequence[Optimizer]) 
     for index, module in enumerate(modules):
         prefix = f"modules[{index}]." if len(modules) > 1 else ""
         names.update({param: prefix + name for name, param in module.named_parameters()})
-    return {
-        names.get(param) or name_of(optimizer, param): param
-        for optimizer in optimizers
-        for param in parameters_of(optimizer)
-    }
+    found: dict[str, Tensor] = {}
+    for index, optimizer in enumerate(optimizers):
+        prefix = f"optimizers[{index}]." if len(optimizers) > 1 else ""
+        for param in parameters_of(optimizer):
+            found[names.get(param) or prefix + name_of(optimizer, param)] = param
+    return found
 
 
 def refuse_fp16_parameters(named_parameters: Mapping[str, Tensor]) -> None:

@@ -299,6 +299,14 @@ def test_options_that_cannot_be_meant_are_named(optimizers, options, faults):
         assert fault in str(error.value)
 
 
+def test_parameters_of_no_module_are_named_by_their_optimizer():
+    params = [torch.nn.Parameter(torch.ones(2, dtype=torch.float16)) for _ in range(2)]
+    optimizers = [torch.optim.SGD([one], lr=1.0) for one in params]
+    place = r"param_groups\[0\]\['params'\]\[0\] of shape \(2,\)"
+    with pytest.raises(UsageError, match=rf"optimizers\[0\]\.{place}, optimizers\[1\]\.{place}"):
+        TrainStep(optimizers, precision="fp16")
+
+
 def test_a_precision_the_device_lacks_is_refused():
     with pytest.raises(CannotRunError):
         TrainStep(sgd(), precision="tf32")

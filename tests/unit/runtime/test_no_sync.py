@@ -1,0 +1,70 @@
+"""On an accelerator nothing waits for the device. The meta device stands for one: it has no value to read."""
+
+import pytest
+import torch
+
+from ampwise import GradScaler
+from ampwise.runtime.buffers import BufferGuard
+
+DEVICE = "meta"
+
+
+class Fused(torch.optim.Optimizer):
+    """Speaks the fused optimizers' protocol, which torch's own do not on this device."""
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for param in group["params"]:
+                grad = param.grad if self.grad_scale is None else param.grad / self.grad_scale
+                param.sub_(torch.where(self.found_inf != 0, 0.0, grad * group["lr"]))
+
+
+def walk(scaler, optimizer_type, *, clip):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).to(DEVICE)
+    optimizer = optimizer_type(model.parameters(), lr=0.1)
+    guard = BufferGuard([model])
+    for _ in range(3):
+        guard.save()
+        scaler.scale(model(torch.ones(2, 4, device=DEVICE)).pow(2).mean()).backward()
+        if clip:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        guard.restore(scaler.last_step.found_inf)
+        optimizer.zero_grad()
+    return scaler.last_step
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("options", [{}, {"hysteresis": 2}, {"init_scale": 0.25}])
+def test_a_step_with_a_fused_optimizer_reads_nothing(clip, options):
+    result = walk(GradScaler(DEVICE, **options), Fused, clip=clip)
+    with pytest.raises(RuntimeError, match="meta"):
+        _ = result.stepped
+
+
+def test_a_step_with_another_optimizer_reads_the_finding(monkeypatch):
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        walk(GradScaler(DEVICE), torch.optim.SGD, clip=True)
+    reads = []
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: reads.append(tensor.shape) or [0.0, 65536.0])
+    walk(GradScaler(DEVICE), torch.optim.SGD, clip=True)
+    assert len(reads) == 3
+
+
+def test_update_after_each_of_two_optimizers_reads_nothing():
+    scaler = GradScaler(DEVICE)
+    params = [torch.nn.Parameter(torch.ones(2, device=DEVICE)) for _ in range(2)]
+    optimizers = [Fused([one], lr=1.0) for one in params]
+    for _ in range(2):
+        scaler.scale(sum(one.sum() for one in params)).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+            scaler.update()
