@@ -22,7 +22,7 @@ from ampwise.records.files import to_plain
 from ampwise.runner.bootstrap import announce, children_environment, own_environment
 from ampwise.runner.failures import describe, missing_cuda, own_place
 from ampwise.runner.launch import run_command
-from ampwise.runner.script import ScriptEnd, Target, run_target, show_error
+from ampwise.runner.script import ScriptEnd, Target, run_target, show_error, source_of
 from ampwise.runner.session import Session, session
 from ampwise.runner.spec import LaunchSpec, Lists, Malloc
 from ampwise.runner.summary import RunSummary, summary_lines
@@ -166,16 +166,28 @@ def _is_launcher(word: str) -> bool:
 
 
 def _show_code(target: Target, spec: LaunchSpec) -> int:
+    """Print the lines as a diff on stdout, and what else is to be said on stderr."""
     from ampwise.runner.show_code import show_code
+    from ampwise.runtime.device import choose_precision
+    from ampwise.runtime.placement import use_device
 
-    click.echo(show_code(target, precision=spec.precision))
+    path, source = source_of(target)
+    with use_device(spec.device) as device:
+        choice = choose_precision(spec.precision, device=device)
+    try:
+        shown = show_code(source, filename=path, precision=choice.precision, device_type=device.type)
+    except SyntaxError as error:
+        return show_error(error)
+    click.echo(shown.diff, nl=False)
+    for note in shown.notes:
+        say(note)
     return 0
 
 
 def _launch(words: tuple[str, ...], spec: LaunchSpec, voice: _Voice) -> int:
     """Run a launcher; what its processes did, they leave behind."""
     status = run_command(words, environ=children_environment(spec, own_environment()))
-    with session(spec) as current:
+    with session(spec) as current:  # only to read what they left
         return _close(current, ScriptEnd(status=status), voice)
 
 
@@ -209,8 +221,7 @@ def _run(target: Target, spec: LaunchSpec, voice: _Voice, leaving: _Leaving) -> 
 def _close(current: Session, end: ScriptEnd, voice: _Voice) -> int:
     summary = current.summary()
     if end.status == 0 and summary.num_steps == 0:
-        hint = "" if current.choice is not None or current.reports() else "; the script never imported torch"
-        raise CannotRunError(_LOOKED_FOR + hint)
+        raise CannotRunError(_LOOKED_FOR + ("; the script did not import torch" if current.is_idle else ""))
     voice.tell(summary, status=end.status, failure=_failure(end))
     return INTERRUPTED if end.interrupted else end.status
 

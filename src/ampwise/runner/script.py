@@ -5,6 +5,7 @@ import io
 import os
 import sys
 import threading
+import tokenize
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -97,6 +98,22 @@ def run_target(target: Target, *, on_error: ErrorHandler = show_error) -> Script
     return end
 
 
+def source_of(target: Target) -> tuple[str, str]:
+    """The script's path and text.
+
+    Raises:
+        UsageError: there is no such script or module, or it has no source.
+    """
+    if target.module is not None:
+        _set_first_path(os.getcwd())  # noqa: PTH109 - a string like CPython's
+    path = (target.path if target.module is None else _find_main(target.module).origin) or ""
+    try:
+        with tokenize.open(path) as file:  # in the encoding the script declares
+            return path, file.read()
+    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        raise UsageError(f"can't read the source of {path!r}: {error}") from None
+
+
 def _execute(main: ModuleType, load: Callable[[], CodeType], on_error: ErrorHandler) -> ScriptEnd:
     try:
         exec(load(), main.__dict__)  # noqa: S102 - running the script is what was asked for
@@ -131,9 +148,14 @@ def _flush() -> None:
 
 
 def _join_threads() -> None:
-    """Wait as python does: a script may train in a thread that it does not join."""
+    """Wait as python does: a script may train in a thread that it does not join.
+
+    Idle threads of an open pool wait for python's own end, which wakes them.
+    """
+    pools = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", {})
     for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
+        is_pools = thread in pools or type(thread).__name__ == "_ExecutorManagerThread"
+        if thread is not threading.current_thread() and not thread.daemon and not is_pools:
             thread.join()
 
 
@@ -179,14 +201,18 @@ def _prepare_folder(path: str, argv: tuple[str, ...]) -> tuple[ModuleType, Calla
 def _prepare_module(name: str, argv: tuple[str, ...]) -> tuple[ModuleType, Callable[[], CodeType]]:
     """A module, as in ``python -m name``: found with the current folder first on the path."""
     _set_first_path(os.getcwd())  # noqa: PTH109 - a string like CPython's
-    spec = _find_module(name)
-    if spec.submodule_search_locations is not None:
-        spec = _find_module(f"{name}.__main__")
+    spec = _find_main(name)
     if spec.origin is None:
         raise UsageError(f"{name} has no code to run; name a module that is a file, or a package with a __main__.py")
     main = _new_main(spec.origin, loader=spec.loader, spec=spec, package=spec.parent)
     _enter(main, [spec.origin, *argv], first=None)
     return main, lambda: _code_of(spec, name)
+
+
+def _find_main(name: str) -> ModuleSpec:
+    """The module itself, or a package's ``__main__``."""
+    spec = _find_module(name)
+    return spec if spec.submodule_search_locations is None else _find_module(f"{name}.__main__")
 
 
 def _find_module(name: str) -> ModuleSpec:

@@ -60,6 +60,11 @@ class Session:
         return self._choice
 
     @property
+    def is_idle(self) -> bool:
+        """Whether the script ran in this process and never imported torch."""
+        return bool(self.command) and self._choice is None
+
+    @property
     def num_steps(self) -> int:
         """Training steps that this process made."""
         return self.watch.num_steps
@@ -84,7 +89,7 @@ class Session:
         """Leave what this process did for the one that was started first; one that did nothing leaves nothing."""
         if self.spec.parts is not None and self.num_steps:
             record = self.record(ScriptEnd(status=0)) if self.spec.record is not None else None
-            report = ProcessReport(rank=self.watch.rank, summary=self.own_summary(), record=record)
+            report = ProcessReport(rank=self.watch.rank, summary=self.own_summary(), run=record)
             leave_report(report, parts=self.spec.parts, name=str(os.getpid()))
 
     def summary(self) -> RunSummary:
@@ -110,7 +115,7 @@ class Session:
 
     def record(self, end: ScriptEnd) -> RunRecord:
         """The run's record; where this process did not train, that of the lowest rank which did."""
-        others = [report.record for report in self.reports() if report.record] if not self.num_steps else []
+        others = [report.run for report in self.reports() if report.run] if not self.num_steps else []
         base = others[0] if others else self._own_record()
         changes = self._changes.notes() if self._changes else ()
         has_steps = bool(base.steps) or bool(self.num_steps)
@@ -168,7 +173,7 @@ class Session:
         if spec.compile:
             from ampwise.runner.compiling import compile_outermost
 
-            stack.callback(compile_outermost(BUS))
+            stack.callback(compile_outermost())
         self.watch.start()
         stack.callback(self.watch.close)
         self._follow_forks()

@@ -39,7 +39,8 @@ class ProcessReport:
 
     rank: int
     summary: RunSummary
-    record: RunRecord | None = None
+    run: RunRecord | None = None
+    """Everything of it, where a record is wanted."""
 
 
 def summary_lines(summary: RunSummary) -> tuple[str, ...]:
