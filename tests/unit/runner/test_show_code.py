@@ -273,6 +273,53 @@ def test_autograd_backward():
     assert "torch.autograd.backward(scaler.scale([loss]))" in added(text, "fp16")
 
 
+def test_a_loss_computed_in_the_backward_statement_joins_the_forward_before_it():
+    text = loop("out = model(x)", "y = y.float()", "F.mse_loss(out, y).backward()", "optimizer.step()")
+    assert added(text) == [BF16, "out = model(x)", "y = y.float()", "loss = F.mse_loss(out, y)", "loss.backward()"]
+
+
+def test_the_new_name_of_a_loss_is_free_in_its_function():
+    text = loop("F.mse_loss(model(x), y).backward()", "optimizer.step()", "loss = 0")
+    assert "amp_loss.backward()" in added(text)
+
+
+def test_what_feeds_the_loss_from_an_outer_loop_is_wrapped_alone():
+    text = """
+        import torch
+        for epoch in range(3):
+            for i in range(8):
+                with torch.no_grad():
+                    action = model(state)
+                    state = env.step(action)
+                actions[i] = action
+            for i in range(8):
+                loss = F.mse_loss(model(state), actions[i])
+                loss.backward()
+                optimizer.step()
+    """
+    patched = show(dedent(text)).patched
+    assert f"        with torch.no_grad():\n            {BF16}\n                action = model(state)\n" in patched
+    assert "\n            state = env.step(action)\n" in patched
+
+
+def test_what_a_function_leaves_on_an_object_is_followed():
+    text = """
+        import torch
+        def act(state):
+            probs = policy(state)
+            policy.saved.append(probs.log())
+            return probs.argmax()
+        def finish():
+            loss = torch.stack(policy.saved).sum()
+            loss.backward()
+            optimizer.step()
+        for episode in range(3):
+            action = act(state)
+            finish()
+    """
+    assert added(text) == [BF16, "action = act(state)"]
+
+
 # Accumulation, clipping, several optimizers
 
 
@@ -328,6 +375,29 @@ def test_a_conditional_clip():
         "optimizer.step()",
     )
     assert "        scaler.unscale_(optimizer)\n        torch.nn.utils.clip" in show(text, "fp16").patched
+
+
+def test_a_loop_over_parameters_is_unscaled_before_not_in_it():
+    text = loop(
+        "loss = F.mse_loss(model(x), y)",
+        "loss.backward()",
+        "for p in model.parameters():",
+        "    p.grad.clamp_(-1, 1)",
+        "optimizer.step()",
+    )
+    assert "    scaler.unscale_(optimizer)\n    for p in" in show(text, "fp16").patched
+
+
+def test_emptying_gradients_is_no_use_of_them():
+    text = loop(
+        "loss = F.mse_loss(model(x), y)",
+        "loss.backward()",
+        "optimizer.step()",
+        "for p in ps: p.grad = None",
+        "for p in ps:",
+        "    if p.grad is not None: p.grad.zero_()",
+    )
+    assert "unscale_" not in show(text, "fp16").patched
 
 
 def test_clipping_in_a_helper_unscales_where_it_is_called():
@@ -449,6 +519,24 @@ def test_an_optimizer_made_in_branches():
     assert "lr=0.1)\nscaler = torch.amp.GradScaler" in show(dedent(text), "fp16").patched
 
 
+def test_an_optimizer_made_under_a_condition_of_its_own():
+    text = """
+        import torch
+        if __name__ == "__main__":
+            import other
+            optimizer = torch.optim.Adam(model.parameters())
+            if tuned:
+                extra_optimizer = torch.optim.Adam([alpha])
+            else:
+                alpha = 1
+            for x in loader:
+                loss = model(x).mean()
+                loss.backward()
+                optimizer.step()
+    """
+    assert "        alpha = 1\n    scaler = torch.amp.GradScaler" in show(dedent(text), "fp16").patched
+
+
 def test_a_scaler_is_made_once_though_the_epoch_is_a_function():
     text = """
         import torch
@@ -506,6 +594,20 @@ def test_a_checkpoint_over_several_lines_without_a_last_comma():
         '        "o": optimizer.state_dict(),\n        "scaler": scaler.state_dict(),\n    },\n'
         in show(text, "fp16").patched
     )
+
+
+def test_a_checkpoint_handed_to_a_helper_and_loaded_again():
+    text = loop("loss = F.mse_loss(model(x), y)", "loss.backward()", "optimizer.step()") + dedent("""
+        def save(state, path):
+            torch.save(state, path)
+
+        save({"o": optimizer.state_dict()}, path)
+        ckpt = torch.load(path)
+        optimizer.load_state_dict(ckpt["o"])
+    """)
+    patched = show(text, "fp16").patched
+    assert 'save({"o": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)' in patched
+    assert 'if "scaler" in ckpt:\n    scaler.load_state_dict(ckpt["scaler"])\n' in patched
 
 
 def test_weights_alone_are_no_checkpoint():
@@ -633,7 +735,7 @@ def test_a_script_without_a_training_step():
 def test_a_loss_that_comes_from_elsewhere():
     shown = show("def backward(loss, optimizer):\n    loss.backward()\n    optimizer.step()\n")
     assert shown.diff == ""
-    assert "line 2: where this loss is computed is not written in this file" in shown.notes[0]
+    assert "line 2: what computes this loss was not found in this file" in shown.notes[0]
 
 
 def test_fp16_where_no_optimizer_steps():

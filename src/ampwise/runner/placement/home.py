@@ -30,9 +30,9 @@ def choose_home(source: Source, step: TrainingStep) -> Home:
         name = dotted(creation.targets[0]) or ""
         owner = source.class_of(creation)
         if owner is not None and name.startswith("self.") and all(_is_method_use(source, use, owner) for use in uses):
-            return Home(name=f"self.{word}", after=_outside_branches(source, creation, creations))
+            return Home(name=f"self.{word}", after=_outside_branches(source, creation, uses))
         if not name.startswith("self.") and _reaches(source, creation, uses):
-            return Home(name=word, after=_outside_branches(source, creation, creations))
+            return Home(name=word, after=_outside_branches(source, creation, uses))
     return Home(name=word, after=None)
 
 
@@ -69,13 +69,10 @@ def _is_method_use(source: Source, use: ast.AST, owner: ast.ClassDef) -> bool:
     return False
 
 
-def _outside_branches(source: Source, creation: ast.stmt, creations: Sequence[ast.stmt]) -> ast.stmt:
-    """``creation``, or the ``if`` around it whose other branches make the optimizer too."""
+def _outside_branches(source: Source, creation: ast.stmt, uses: Sequence[ast.expr | ast.stmt]) -> ast.stmt:
+    """``creation``, or the outermost condition around it that no use stands under: another branch may run instead."""
     place = creation
     outer = source.outer_statement(place)
-    while isinstance(outer, ast.If | ast.Try | ast.Match):
-        inside = [one for one in creations if outer in source.ancestors(one)]
-        if len(inside) < 2:
-            break
+    while isinstance(outer, ast.If | ast.Try | ast.Match) and not any(outer in source.ancestors(use) for use in uses):
         place, outer = outer, source.outer_statement(outer)
     return place

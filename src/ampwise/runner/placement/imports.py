@@ -50,9 +50,16 @@ def _last_import(body: list[ast.stmt]) -> ast.stmt | None:
             statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.For | ast.While | ast.With
         ):
             break
-        if any(isinstance(one, ast.Import | ast.ImportFrom) for one in ast.walk(statement)):
+        if _imports(statement):
             last = statement
     return last
+
+
+def _imports(statement: ast.stmt) -> bool:
+    """Whether ``statement`` imports, or tries to."""
+    if isinstance(statement, ast.Try):
+        return any(map(_imports, statement.body))
+    return isinstance(statement, ast.Import | ast.ImportFrom)
 
 
 def _module_level(holder: ast.AST) -> Iterator[ast.stmt]:

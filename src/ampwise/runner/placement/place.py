@@ -86,7 +86,7 @@ class Placement:
         self._report_lost(step, regions)
         if self.precision == "fp16":
             self._place_scaler(scaling, step)
-        self._place_autocast(step, regions)
+        self._place_autocast(regions)
         self.notes += self._warnings()
         if self.edits:
             self._import_torch()
@@ -95,7 +95,7 @@ class Placement:
         for backward in step.backwards:
             if not regions.add(backward):
                 self.notes.append(
-                    f"line {backward.call.lineno}: where this loss is computed is not written in this file; "
+                    f"line {backward.call.lineno}: what computes this loss was not found in this file; "
                     f"put that under: {self._head()}"
                 )
 
@@ -108,14 +108,14 @@ class Placement:
             self.edits.insert_after(home.after, line)
         scaling.place(home)
 
-    def _place_autocast(self, step: TrainingStep, regions: Regions) -> None:
+    def _place_autocast(self, regions: Regions) -> None:
         runs = regions.runs()
         for hoist in regions.hoists:
             self._hoist(hoist, next((run for run in runs if regions.leads_to(run, hoist)), None))
         for run in runs:
             self.edits.wrap(run, self._head())
         if self.precision == "bf16":
-            self._widen_before_numpy(step, [statement for run in runs for statement in run])
+            self._widen_before_numpy([statement for run in runs for statement in run])
 
     def _hoist(self, hoist: Hoist, run: list[ast.stmt] | None) -> None:
         """Give a loss that is computed within the backward statement a statement of its own, under autocast.
@@ -140,13 +140,13 @@ class Placement:
             self.edits.insert_before(hoist.statement, line)
         self.edits.replace(*self.source.span(hoist.expression), name)
 
-    def _widen_before_numpy(self, step: TrainingStep, covered: Iterable[ast.stmt]) -> None:
+    def _widen_before_numpy(self, covered: Iterable[ast.stmt]) -> None:
         """Give ``out.detach().numpy()`` a ``.float()``: numpy has no bf16."""
         computed = {
             (self.source.scope(one), name)
             for statement in covered
             for one in walk_here(statement)
-            if isinstance(one, ast.Assign) and step.computes(one)
+            if isinstance(one, ast.Assign) and isinstance(one.value, ast.Call) and self.names.is_model(one.value.func)
             for target in one.targets
             for name in plain_targets(target)
         }

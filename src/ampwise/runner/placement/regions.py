@@ -25,6 +25,10 @@ class Regions:
     source: Source
     step: TrainingStep
     _marked: dict[ast.stmt, None] = field(default_factory=dict)
+    _far: dict[ast.stmt, None] = field(default_factory=dict)
+    """What feeds the loss from outside its own iteration: of it, only what computes goes under autocast."""
+    _ends: set[ast.stmt] = field(default_factory=set)
+    """Statements that lead up to a backward pass from their own block."""
     _hoists: dict[ast.expr, Hoist] = field(default_factory=dict)
     _seen: set[tuple[ast.AST, str]] = field(default_factory=set)
     _num_computing: int = 0
@@ -45,11 +49,11 @@ class Regions:
 
     def runs(self) -> list[list[ast.stmt]]:
         """Consecutive statements to put under one ``with``, each run beginning with one that computes."""
-        by_block: dict[int, list[ast.stmt]] = {}
-        for statement in self._marked:
-            block = self.source.block(statement)
-            by_block.setdefault(id(block), block)
-        runs = [run for block in by_block.values() for run in self._runs_in(block)]
+        blocks = {id(block): block for block in map(self.source.block, self._marked)}
+        runs = [run for block in blocks.values() for run in self._runs_in(block)]
+        near = {one for run in runs for one in run}
+        far = [one for one in self._far if one not in near and not near.intersection(self.source.ancestors(one))]
+        runs += [run for one in far for run in self._computing_parts([one])]
         return sorted(runs, key=lambda run: run[0].lineno)
 
     def leads_to(self, run: list[ast.stmt], hoist: Hoist) -> bool:
@@ -63,24 +67,47 @@ class Regions:
         run: list[ast.stmt] = []
         for statement in [*block, None]:
             if statement is None or self.step.is_barrier(statement):
-                yield from self._trimmed(run)
+                yield from self._trimmed(run, own=statement in self._ends)
                 run = []
             else:
                 run.append(statement)
 
-    def _trimmed(self, run: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
-        """From the first marked statement that computes to the last marked one."""
+    def _trimmed(self, run: list[ast.stmt], *, own: bool) -> Iterator[list[ast.stmt]]:
+        """From the first marked statement that computes to the last marked one.
+
+        Where the run does not lead up to a backward pass in its ``own`` block, it ends before what is unmarked.
+        """
         marked = [index for index, one in enumerate(run) if one in self._marked]
-        first = next((index for index in marked if self.step.computes(run[index])), None)
-        if first is not None:
-            yield run[first : marked[-1] + 1]
+        computing = [index for index in marked if self.step.computes(run[index])]
+        if computing:
+            last = marked[-1] if own else computing[-1]
+            while last + 1 in marked:
+                last += 1
+            yield run[computing[0] : last + 1]
+
+    def _computing_parts(self, block: list[ast.stmt]) -> Iterator[list[ast.stmt]]:
+        """The simple statements in ``block``, and in the blocks in it, that compute; neighbours together."""
+        run: list[ast.stmt] = []
+        for statement in block:
+            inner = list(inner_blocks(statement))
+            if not inner and self.step.computes(statement) and not self.step.is_barrier(statement):
+                run.append(statement)
+                continue
+            if run:
+                yield run
+                run = []
+            for one in inner:
+                yield from self._computing_parts(one)
+        if run:
+            yield run
 
     def _climb(self, statement: ast.stmt, needed: set[str], calls_left: int) -> None:
         """Mark what writes ``needed`` before ``statement``, in its block and those around it, then at the callers."""
-        current = statement
+        current, far = statement, False
+        self._ends.add(statement)
         while True:
             block = self.source.block(current)
-            self._slice(block[: block.index(current)], needed)
+            self._slice(block[: block.index(current)], needed, far=far)
             outer = self.source.outer_statement(current)
             if outer is None or isinstance(outer, ast.ClassDef):
                 return
@@ -93,6 +120,7 @@ class Regions:
                 if not isinstance(function, ast.Module):
                     self._climb_to_callers(function, needed, calls_left)
                 return
+            far = far or outer is self.source.loop(current)
             current = outer
 
     def _climb_to_callers(self, function: Function, needed: set[str], calls_left: int) -> None:
@@ -117,17 +145,18 @@ class Regions:
             self._num_computing += 1
         return self._read(loss)
 
-    def _slice(self, statements: Sequence[ast.stmt], needed: set[str]) -> None:
+    def _slice(self, statements: Sequence[ast.stmt], needed: set[str], *, far: bool) -> None:
         """Mark, from the last to the first, the statements that write what is needed; ``needed`` follows."""
         for statement in reversed(statements):
             if self.step.is_barrier(statement):
                 for block in inner_blocks(statement):
-                    self._slice(block, needed)
+                    self._slice(block, needed, far=far)
                 continue
-            written = self._written(statement)
-            if not any(_touch(name, need) for name in written for need in needed):
+            direct, through_calls = self._written(statement)
+            if not _touches(direct | through_calls, needed):
                 continue
-            self._marked[statement] = None
+            aside = isinstance(statement, ast.For | ast.While) and not _touches(direct, needed)
+            (self._far if far or aside else self._marked)[statement] = None
             self._num_computing += self.step.computes(statement)
             if isinstance(statement, ast.Assign):
                 needed -= {name for target in statement.targets for name in plain_targets(target)}
@@ -149,15 +178,13 @@ class Regions:
             found |= {name for function in names.called(call) for name in _outer_chains(function, ast.Load)}
         return {name for name in found if name not in names.functions and name not in names.models}
 
-    def _written(self, statement: ast.stmt) -> set[str]:
-        """Names that ``statement`` assigns, changes in place, or has a method of the script's own assign."""
-        found: set[str] = set()
-        for node in walk_here(statement):
-            found.add(_changed(node) or "")
-            if isinstance(node, ast.Call):
-                for function in self.step.names.called(node):
-                    found |= _outer_chains(function, ast.Store)
-        return found - {"", "self"}
+    def _written(self, statement: ast.stmt) -> tuple[set[str], set[str]]:
+        """Names that ``statement`` assigns or changes in place, and those that functions it calls do."""
+        direct = {_changed(node) or "" for node in walk_here(statement)}
+        calls = [node for node in walk_here(statement) if isinstance(node, ast.Call)]
+        called = [function for call in calls for function in self.step.names.called(call)]
+        through_calls = {name for function in called for name in _outer_chains(function, ast.Store)}
+        return direct - {"", "self"}, through_calls
 
 
 def _chains(node: ast.AST) -> Iterator[ast.expr]:
@@ -172,8 +199,13 @@ def _chains(node: ast.AST) -> Iterator[ast.expr]:
         yield from _chains(child)
 
 
-def _touch(written: str, needed: str) -> bool:
-    return written == needed or written.startswith(f"{needed}.") or needed.startswith(f"{written}.")
+def _touches(written: set[str], needed: set[str]) -> bool:
+    """Whether anything written is needed, or is part of it, or holds it."""
+    return any(
+        one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+        for one in written
+        for other in needed
+    )
 
 
 def _changed(node: ast.AST) -> str | None:
