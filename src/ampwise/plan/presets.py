@@ -64,5 +64,6 @@ def get_precision(name: str) -> Precision:
         raise UsageError(not_one_of(name, names, kind="precision"))
     raise CannotRunError(
         f'precision "{name}": autocast cannot compute in {format_.name}; '
-        f"choose one of {', '.join(names)}, or see what its rounding does with --emulate {format_.name}"
+        f"choose one of {', '.join(names)}. Its rounding is what --emulate {format_.name} will show, "
+        "which this version does not have yet"
     )

@@ -72,11 +72,16 @@ def _timer(device: torch.device) -> Timer:
 
 
 def _time_product(x: torch.Tensor) -> float:
-    synchronize = torch.get_device_module(x.device).synchronize
     clock = time.thread_time if x.device.type == "cpu" else time.perf_counter
-    synchronize()
+    _synchronize(x.device)
     start = clock()
     y = functional.linear(x, x)
     _ = y @ x, y.t() @ x
-    synchronize()
+    _synchronize(x.device)
     return clock() - start
+
+
+def _synchronize(device: torch.device) -> None:
+    """Wait for ``device`` itself, which need not be the current one."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

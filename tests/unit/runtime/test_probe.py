@@ -5,7 +5,7 @@ import torch
 
 from ampwise.interpose.internal import is_internal
 from ampwise.runtime.conv_check import find_wrong_conv
-from ampwise.runtime.probe import probe
+from ampwise.runtime.probe import _synchronize, probe
 
 
 @pytest.fixture
@@ -58,6 +58,32 @@ def test_watchers_and_autograd_see_nothing_of_it(fresh, monkeypatch):
     monkeypatch.setattr("ampwise.runtime.probe._time_product", time_product)
     probe("cpu")
     assert seen == {(True, False, False)}
+
+
+def test_the_device_measured_is_the_one_waited_for(fresh, monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    _synchronize(torch.device("cuda", 1))
+    _synchronize(torch.device("cpu"))
+    assert waited == [torch.device("cuda", 1)]
+
+
+def test_a_gpu_is_measured_in_tf32_too_with_the_switch_set_for_it_only(fresh, monkeypatch):
+    seen = {}
+
+    def time_product(x):
+        switch = torch.backends.cuda.matmul.fp32_precision
+        seen.setdefault((x.dtype, switch), set()).add(x.shape[0])
+        return 1e-7
+
+    monkeypatch.setattr(torch.Tensor, "to", lambda x, *to: x.type(to[0]) if isinstance(to[0], torch.dtype) else x)
+    monkeypatch.setattr("ampwise.runtime.probe.GPU_SIZES", (64, 256))
+    monkeypatch.setattr("ampwise.runtime.probe._time_product", time_product)
+    found = probe("cuda:0")
+    assert set(found.measured) == {"fp32", "tf32", "bf16", "fp16"}
+    assert {key for key in seen if key[0] == torch.float32} == {(torch.float32, "ieee"), (torch.float32, "tf32")}
+    assert max(seen[torch.bfloat16, "ieee"]) == 256
+    assert torch.backends.cuda.matmul.fp32_precision == "none"
 
 
 def test_an_fp16_convolution_of_the_cpu_is_right():
