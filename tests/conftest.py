@@ -22,11 +22,11 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(config, items):
     gpu = pytest.mark.skip(reason="torch sees no CUDA device")
     for item in items:
-        if "gpu" in item.keywords and not _has_cuda():
+        if item.get_closest_marker("gpu") and not _has_cuda():
             item.add_marker(gpu)
     if config.getoption("--all-slow"):
         return
-    slow = sorted((item for item in items if "slow" in item.keywords), key=lambda item: item.nodeid)
+    slow = sorted((item for item in items if item.get_closest_marker("slow")), key=lambda item: item.nodeid)
     # The sample is the same on every xdist worker of one day, and another one the next day.
     chosen = set(random.Random(os.environ.get("AMPWISE_SLOW_SEED", "0")).sample(slow, k=-(-len(slow) // SAMPLE)))
     skip = pytest.mark.skip(reason="slow: not in this sample; ./dev test --all runs it")

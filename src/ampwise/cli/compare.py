@@ -64,16 +64,16 @@ _PATH = click.Path(path_type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")
 def command(words: tuple[str, ...], **options: Any) -> int:
-    r"""Run a training script in several precisions and show what each gained.
+    """Run a training script in several precisions and show what each gained.
 
     \b
     ampwise compare train.py --lr 3e-4
-    ampwise compare --precision fp32,bf16,bf16+compile --report report.html train.py
+    ampwise compare --precision fp32,bf16+compile --report r.html train.py
 
     Each run is a process of its own and ends after --steps optimizer steps. The
     script's files are left alone: what it saves goes to a scratch folder. Its
     output is not shown; it is kept, and named, where a run fails.
-    """
+    """  # noqa: D301 - click's mark for a block kept as it is
     plan = _plan(options)
     target = Target(module=words[0], argv=words[1:]) if options["is_module"] else Target(path=words[0], argv=words[1:])
     _check_files(options["report"], options["record"])

@@ -54,7 +54,7 @@ class _TakesNegativeNumbers(click.Command):
 @click.argument("word")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(word: str, *, as_json: bool) -> None:
-    r"""Explain a format, what a number becomes in each format, or in which precision an operator runs.
+    """Explain a format, what a number becomes in each format, or in which precision an operator runs.
 
     WORD is a format (fp16, bf16, half, ...), a number (1e-8, 65520, -3e5, 2^-24, 1/3, nan, inf) or an operator
     (softmax, F.layer_norm, nn.BCELoss, attention, @, ...).
@@ -63,7 +63,7 @@ def command(word: str, *, as_json: bool) -> None:
     ampwise explain fp16
     ampwise explain 1e-8
     ampwise explain softmax
-    """
+    """  # noqa: D301 - click's mark for a block kept as it is
     facts = _facts(word)
     kind, lines = _shown(facts)
     click.echo(json.dumps({kind: to_plain(facts)}, indent=1, allow_nan=False) if as_json else "\n".join(lines))

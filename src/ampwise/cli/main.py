@@ -54,13 +54,13 @@ class LazyCommands(click.Group):
 )
 @click.version_option(__version__, prog_name="ampwise")
 def commands() -> None:
-    r"""Mixed-precision training of PyTorch models: right, fast and explained.
+    """Mixed-precision training of PyTorch models: right, fast and explained.
 
     \b
     ampwise run train.py --lr 3e-4
     ampwise compare --precision fp32,auto train.py
     ampwise info
-    """
+    """  # noqa: D301 - click's mark for a block kept as it is
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -121,7 +121,7 @@ class _Voice:
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; the script's stdout goes to stderr.")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")
 def command(words: tuple[str, ...], **options: Any) -> int:
-    r"""Run a training script, unmodified, in the precision this hardware is good at.
+    """Run a training script, unmodified, in the precision this hardware is good at.
 
     \b
     ampwise run train.py --lr 3e-4
@@ -130,7 +130,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
 
     Options of ampwise stand before SCRIPT; all after it is the script's. The
     exit status is the script's.
-    """
+    """  # noqa: D301 - click's mark for a block kept as it is
     spec = _spec(options)
     is_launcher = options["has_dashes"] and not options["is_module"] and _is_launcher(words[0])
     target = _target(words, is_module=options["is_module"])

@@ -1,0 +1,53 @@
+import subprocess
+import sys
+
+import pytest
+
+import ampwise
+
+HEAVY = ("torch", "numpy", "pydantic", "click", "rich", "plotly", "jinja2")
+
+
+def modules_after(*arguments):
+    """Which heavy modules a fresh interpreter holds after running ``python -X importtime`` style arguments."""
+    script = (
+        "import sys, runpy\n"
+        f"sys.argv = {['ampwise', *arguments]!r}\n"
+        "try:\n    runpy.run_module('ampwise', run_name='__main__')\n"
+        "except SystemExit as end:\n    status = end.code\n"
+        f"print('HEAVY', status, *[m for m in {HEAVY!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    _, status, *heavy = done.stdout.strip().splitlines()[-1].split()
+    return int(status), set(heavy)
+
+
+def test_importing_ampwise_imports_nothing_heavy():
+    code = f"import ampwise, sys; print(*[m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["compare", "--help"], ["explain", "fp16"]])
+def test_what_needs_no_torch_leaves_it_out(arguments):
+    status, heavy = modules_after(*arguments)
+    assert status == 0
+    assert "torch" not in heavy
+
+
+def test_every_public_name_is_there():
+    for name in ampwise.__all__:
+        assert getattr(ampwise, name) is not None
+    assert set(ampwise.__all__) <= set(dir(ampwise))
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'autocats'"):
+        _ = ampwise.autocats
+
+
+def test_without_the_cli_extra_the_command_prints_the_pip_line():
+    code = "import sys\nsys.modules['click'] = None\nfrom ampwise.__main__ import main\nsys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr == "ampwise: the command line needs click; run: pip install 'ampwise[cli]'\n"
