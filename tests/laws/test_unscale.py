@@ -33,6 +33,13 @@ def test_the_check_alone_says_what_unscaling_would_find(numbers, scale):
     assert bool(found) == (not bool((grad / scale).isfinite().all()))
 
 
+def test_a_finding_stays_found():
+    found = torch.ones(())
+    check_finite_([torch.ones(2)], found)
+    unscale_and_check_([torch.ones(2)], torch.tensor(2.0), found, may_overflow=True)
+    assert found.item() == 1.0
+
+
 @given(before=NUMBERS, after=st.floats(width=32), skipped=st.booleans())
 def test_buffers_are_put_back_on_an_accelerator_as_on_a_cpu(before, after, skipped):
     module = torch.nn.Module()

@@ -271,6 +271,17 @@ def test_sparse_gradients_are_unscaled_and_checked():
         assert torch.allclose(before[1] - table.weight[1], torch.full((2,), change))
 
 
+def test_the_sum_of_duplicates_in_an_fp16_sparse_gradient_is_checked():
+    scaler = GradScaler("cpu")
+    twice = torch.sparse_coo_tensor(
+        [[1, 1]], torch.tensor([64000.0, 64000.0]), (4,), dtype=torch.float16, check_invariants=True
+    )
+    table = torch.nn.Parameter(torch.zeros(4, dtype=torch.float16).to_sparse())
+    table.grad = twice
+    found = scaler._unscale_grads_(sgd(table), torch.tensor(0.25), torch.tensor(0.0), allow_fp16=True)
+    assert found[torch.device("cpu")].item() == 1.0
+
+
 def test_it_is_pickled_and_copied_between_iterations():
     scaler, optimizer = GradScaler("cpu", growth_interval=5, min_scale=1.0, hysteresis=2), sgd(parameter(1.0))
     train_once(scaler, optimizer, INF)
