@@ -61,7 +61,7 @@ def is_innermost(mode: TorchDispatchMode) -> bool:
 
 def storages_of(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
     """Which storages hold ``tensor``'s numbers: several for sparse tensors and wrappers, none where it has none."""
-    with torch._C.DisableTorchFunction():  # noqa: SLF001
+    with torch._C.DisableTorchFunction():
         try:
             if is_traceable_wrapper_subclass(tensor):
                 for name in tensor.__tensor_flatten__()[0]:
@@ -78,9 +78,15 @@ def storages_of(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
             return
 
 
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The gradient that a leaf has gathered, past what its class may do when asked."""
+    with torch._C.DisableTorchFunction():
+        return tensor.grad if tensor.is_leaf else None
+
+
 def _sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout is torch.sparse_coo:
-        return tensor._indices(), tensor._values()  # noqa: SLF001
+        return tensor._indices(), tensor._values()
     if tensor.layout in {torch.sparse_csr, torch.sparse_bsr}:
         return tensor.crow_indices(), tensor.col_indices(), tensor.values()
     if tensor.layout in {torch.sparse_csc, torch.sparse_bsc}:

@@ -10,7 +10,14 @@ from typing import Any, Self
 
 import torch
 
-from ampwise.compat.memory import OperatorWatch, has_compiled_code, is_any_mode_on, is_innermost, storages_of
+from ampwise.compat.memory import (
+    OperatorWatch,
+    gradient_of,
+    has_compiled_code,
+    is_any_mode_on,
+    is_innermost,
+    storages_of,
+)
 from ampwise.interpose.internal import is_internal
 from ampwise.observe.events import EventBus, StepOutcome
 
@@ -199,5 +206,6 @@ def _live_tensors() -> Iterable[torch.Tensor]:
         # type(), not isinstance(): a lazy object of the script's must not be woken
         if issubclass(type(candidate), torch.Tensor):
             yield candidate
-            if candidate.is_leaf and candidate.grad is not None:
-                yield candidate.grad
+            gradient = gradient_of(candidate)
+            if gradient is not None:
+                yield gradient

@@ -241,7 +241,7 @@ def leading_dimension(*arguments: Any) -> int | None:
 
 
 def _is_loss(root: torch.Tensor) -> bool:
-    return root.numel() == 1 and not root.is_complex()
+    return root.numel() == 1 and not root.is_complex() and not root.is_meta
 
 
 def _kept(loss: torch.Tensor) -> Later:

@@ -117,6 +117,20 @@ def test_tensors_alive_at_the_start_and_their_gradients_count(bus):
     assert memory.peak_tensor_bytes - before.peak_tensor_bytes == 8000
 
 
+class Touchy(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError("asked")
+
+
+def test_a_subclass_is_not_asked(bus):
+    touchy = torch.zeros(1000).as_subclass(Touchy)
+    with PeakMemory(bus, step=0) as memory:
+        end_step(bus)
+    assert memory.note is None
+    del touchy
+
+
 def test_state_born_in_the_first_step_counts(bus):
     parameter = torch.nn.Parameter(torch.zeros(1000))
     parameter.grad = torch.zeros(1000)

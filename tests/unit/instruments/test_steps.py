@@ -159,7 +159,7 @@ def test_skips_and_scales_are_read_late(loop):
 
 def test_what_is_no_loss_is_left_out(loop):
     with StepWatcher(loop.bus) as watcher:
-        loop.backward(torch.zeros(3), torch.zeros((), dtype=torch.complex64))
+        loop.backward(torch.zeros(3), torch.zeros((), dtype=torch.complex64), torch.zeros((), device="meta"))
         loop.step()
     assert watcher.records()[0].loss is None
 
