@@ -1,20 +1,9 @@
 """What ampwise uses of torch.optim's unwritten protocols."""
 
-import inspect
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-
-
-def unscales_itself(optimizer: Optimizer) -> bool:
-    """Whether the optimizer takes the scale and the finding as ``grad_scale`` and ``found_inf`` (the fused ones do)."""
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-
-
-def takes_scaler(optimizer: Optimizer) -> bool:
-    """Whether its ``step`` takes the scaler itself: the protocol of old fused optimizers."""
-    return "grad_scaler" in inspect.signature(optimizer.step).parameters
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:

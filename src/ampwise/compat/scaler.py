@@ -1,4 +1,3 @@
-
 # pyright: reportPrivateImportUsage=false
 """What ampwise uses of torch.amp's private side: the scaler's states and the kernels that unscale and update."""
 
