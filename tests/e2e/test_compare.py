@@ -111,6 +111,7 @@ class TestCompared:
                 assert (run.end, len(run.steps)) == (RunEnd.STOPPED, 16)
                 assert [step.index for step in run.steps if step.time_ms is None] == [0, 8]
                 assert {step.num_samples for step in run.steps} == {8}
+                assert run.watching_ms > 0
 
     def test_the_record_is_rendered_again(self, compared):
         done = ampwise("report", "run.json", "-o", "again.html", folder=compared.folder)

@@ -80,6 +80,8 @@ class RunRecord:
     """Largest sum of live storages during one sampled step."""
     peak_allocated_bytes: int | None = None
     """``torch.cuda.max_memory_allocated``, on CUDA."""
+    watching_ms: float | None = None
+    """What watching the steps added to each, on average: it is in every variant's step time."""
     left_alone: str | None = None
     """The script's own mixed precision that ampwise left to it, with its place; None where ampwise applied its own."""
     failure: Failure | None = None

@@ -135,6 +135,7 @@ class Session:
             steps=self._steps.records(untimed=slowed) if self._steps else (),
             peak_tensor_bytes=memory.peak_tensor_bytes if memory else None,
             peak_allocated_bytes=memory.peak_allocated_bytes if memory else None,
+            watching_ms=self._steps.cost_ms if self._steps else None,
             left_alone=injected.left_alone if injected else None,
             notes=self._all_notes(),
         )
