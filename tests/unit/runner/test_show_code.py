@@ -320,6 +320,46 @@ def test_what_a_function_leaves_on_an_object_is_followed():
     assert added(text) == [BF16, "action = act(state)"]
 
 
+def test_a_loop_that_only_calls_such_a_function_is_wrapped_inside():
+    text = """
+        import torch
+        def act(state):
+            policy.saved.append(policy(state).log())
+        def finish():
+            loss = torch.stack(policy.saved).sum()
+            loss.backward()
+            optimizer.step()
+        for episode in range(3):
+            for t in range(9):
+                print(t)
+                act(t)
+            finish()
+    """
+    assert f"        print(t)\n        {BF16}\n            act(t)\n    finish()\n" in show(dedent(text)).patched
+
+
+def test_an_earlier_value_of_the_same_name_is_another_thing():
+    text = loop("out = model(y)", "print(out)", "out = model(x)", "loss = F.mse_loss(out, y)", "loss.backward()")
+    assert added(text) == [BF16, "out = model(x)", "loss = F.mse_loss(out, y)"]
+
+
+def test_the_region_reaches_to_the_last_line_of_the_loss():
+    text = loop("loss = model(x).mean()", "print(loss)", "loss = loss / 4", "loss.backward()")
+    assert added(text) == [BF16, "loss = model(x).mean()", "print(loss)", "loss = loss / 4"]
+
+
+def test_a_region_in_an_outer_block_ends_with_the_forward():
+    text = loop(
+        "out = model(x)",
+        "print(out)",
+        "scale = out * 2",
+        "if y:",
+        "    loss = F.mse_loss(scale, y)",
+        "    loss.backward()",
+    )
+    assert added(text) == [BF16, "out = model(x)", BF16, "loss = F.mse_loss(scale, y)"]
+
+
 # Accumulation, clipping, several optimizers
 
 
