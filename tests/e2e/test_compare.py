@@ -38,7 +38,7 @@ for step in range(100):
 
 def ampwise(*arguments, folder):
     command = [sys.executable, "-m", "ampwise", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder.parent)}
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240
     )
@@ -140,7 +140,8 @@ def test_interrupted_in_a_terminal_it_shows_what_there_is(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     terminal, theirs = pty.openpty()
     command = [sys.executable, "-m", "ampwise", "compare", "--precision", "fp32,bf16", "--steps", "50", "--json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "100"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path.parent)}
+    environment |= {"TERM": "xterm", "COLUMNS": "100"}
     process = subprocess.Popen(
         [*command, "train.py", "0.01"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=theirs
     )
