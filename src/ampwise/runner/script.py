@@ -20,7 +20,7 @@ from ampwise.runner.failures import strip_own_frames
 class StopRun(SystemExit):
     """Ends the script after the steps asked for.
 
-    A SystemExit of status 0: processes and threads of the script that it passes through end quietly and well.
+    A SystemExit of status 0: processes of the script's that it ends have ended well.
     """
 
     def __init__(self) -> None:
@@ -91,8 +91,7 @@ def run_target(target: Target, *, on_error: ErrorHandler = show_error) -> Script
         UsageError: there is no such script or module.
         AmpwiseError: ampwise could not do what was asked when the script imported torch.
     """
-    main, load = _prepare(target)
-    end = _execute(main, load, on_error)
+    end = _execute(target, on_error)
     if not isinstance(end.error, KeyboardInterrupt):
         _join_threads()
     return end
@@ -114,16 +113,22 @@ def source_of(target: Target) -> tuple[str, str]:
         raise UsageError(f"can't read the source of {path!r}: {error}") from None
 
 
-def _execute(main: ModuleType, load: Callable[[], CodeType], on_error: ErrorHandler) -> ScriptEnd:
+def _execute(target: Target, on_error: ErrorHandler) -> ScriptEnd:
+    has_code = False
     try:
-        exec(load(), main.__dict__)  # noqa: S102 - running the script is what was asked for
+        main, load = _prepare(target)  # a module's packages are imported here: their errors are the script's
+        code = load()
+        has_code = True
+        exec(code, main.__dict__)  # noqa: S102 - running the script is what was asked for
     except StopRun as stop:
         return ScriptEnd(status=0, error=stop, stopped=True)
     except RefusedRun as refused:
         raise refused.error from None
     except SystemExit as leaving:
         return ScriptEnd(status=_exit_status(leaving.code), error=leaving)
-    except BaseException as error:  # noqa: BLE001 - whatever ends a script is shown as python shows it
+    except BaseException as error:
+        if isinstance(error, UsageError) and not has_code:
+            raise
         return ScriptEnd(status=on_error(error), error=error)
     return ScriptEnd(status=0)
 
@@ -174,7 +179,7 @@ def _absolute(path: str) -> str:
     """CPython's absolute path of a script: joined to the folder, not normalised."""
     if os.path.isabs(path):  # noqa: PTH117 - pathlib would normalise
         return path
-    return f"{os.getcwd()}/{path.removeprefix('./')}"  # noqa: PTH109 - pathlib would normalise
+    return f"{os.getcwd()}/{path}"  # noqa: PTH109 - pathlib would normalise
 
 
 def _prepare_file(path: str, full: str, argv: tuple[str, ...]) -> tuple[ModuleType, Callable[[], CodeType]]:
@@ -190,11 +195,12 @@ def _prepare_file(path: str, full: str, argv: tuple[str, ...]) -> tuple[ModuleTy
 
 def _prepare_folder(path: str, argv: tuple[str, ...]) -> tuple[ModuleType, Callable[[], CodeType]]:
     """A folder with a ``__main__.py``, as in ``python folder``."""
-    spec = PathFinder.find_spec("__main__", [_absolute(path)])
+    folder = os.path.abspath(path)  # noqa: PTH100 - a string like CPython's
+    spec = PathFinder.find_spec("__main__", [folder])
     if spec is None or spec.origin is None:
-        raise UsageError(f"can't find '__main__' module in {_absolute(path)!r}; name the script in that folder")
+        raise UsageError(f"can't find '__main__' module in {folder!r}; name the script in that folder")
     main = _new_main(spec.origin, loader=spec.loader, spec=spec, package="")
-    _enter(main, [path, *argv], first=_absolute(path))
+    _enter(main, [path, *argv], first=folder)
     return main, lambda: _code_of(spec, "__main__")
 
 
@@ -222,7 +228,9 @@ def _find_module(name: str) -> ModuleSpec:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             raise
         spec = None
-    except (ValueError, AttributeError):
+    except (ImportError, ValueError, AttributeError) as error:
+        if isinstance(error, ImportError) and not name.startswith("."):
+            raise
         spec = None
     if spec is None:
         hint = f"; to run a file: ampwise run {name}" if name.endswith(".py") else ""
