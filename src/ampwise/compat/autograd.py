@@ -1,10 +1,11 @@
 """What ampwise uses of autograd's private side: the running pass, the graph's leaves, the order of hooks."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
 from torch._C import _current_graph_task_id
+from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 
@@ -13,29 +14,29 @@ def is_inside_backward() -> bool:
     return _current_graph_task_id() != -1
 
 
-def leaves_of(roots: Iterable[Any]) -> Iterator[Tensor]:
-    """The leaves that a backward pass from ``roots`` accumulates into, each once; a root that is a leaf too."""
-    seen: set[Any] = set()
-    waiting: list[Any] = []
-    for root in roots:
-        if isinstance(root, Tensor):
-            if root.grad_fn is None and root.requires_grad:
-                yield root
-            node = root.grad_fn
-        else:
-            node = root.node
-        if node is not None and node not in seen:
-            seen.add(node)
-            waiting.append(node)
+def leaves_of(roots: Iterable[Any]) -> list[Tensor]:
+    """The leaves that a backward pass from ``roots`` (tensors or gradient edges) accumulates into, each once."""
+    leaves: list[Tensor] = []
+    seen: set[Any] = {None}
+    waiting = [_node_of(root) for root in roots]
     while waiting:
         node = waiting.pop()
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            yield leaf
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
+        if node in seen:
+            continue
+        seen.add(node)
+        following = node.next_functions
+        if following:
+            waiting += [one for one, _ in following if one not in seen]
+        elif (leaf := getattr(node, "variable", None)) is not None:
+            leaves.append(leaf)
+    return leaves
+
+
+def _node_of(root: Any) -> Any:
+    """The graph's node that the root's gradient goes to."""
+    if not isinstance(root, Tensor):
+        return root.node
+    return get_gradient_edge(root).node if root.requires_grad else None
 
 
 def register_first_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:

@@ -1,15 +1,34 @@
 """What ampwise uses of TorchDynamo's private side: switching its tracing off and on around a call, cheaply."""
 
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
-from torch._C._dynamo.eval_frame import get_eval_frame_callback, set_eval_frame
+from torch._C._dynamo.eval_frame import (
+    _FrameAction,
+    _FrameExecStrategy,
+    get_eval_frame_callback,
+    set_code_exec_strategy,
+    set_eval_frame,
+)
 from torch.compiler import is_dynamo_compiling
 
 Tracer = Callable[..., Any] | bool | None
 """What Dynamo does with this thread's next Python frame; None: nothing."""
 
-__all__ = ["Tracer", "get_tracer", "is_dynamo_compiling", "set_tracer"]
+__all__ = ["Tracer", "belongs_to_dynamo", "get_tracer", "is_dynamo_compiling", "never_compile_alone", "set_tracer"]
 
 get_tracer: Callable[[], Tracer] = get_eval_frame_callback
 set_tracer: Callable[[Tracer], Tracer] = set_eval_frame
+
+
+def never_compile_alone(*functions: Any) -> None:
+    """Keep Dynamo from starting a graph in these functions; where it meets them in one, it looks through them."""
+    for function in functions:
+        set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+
+
+def belongs_to_dynamo(frame: FrameType) -> bool:
+    """Whether the frame is Dynamo's own, or the code of a graph it made."""
+    in_graph = frame.f_code.co_filename.startswith("<eval_with_key>")
+    return in_graph or str(frame.f_globals.get("__name__", "")).startswith("torch._dynamo")

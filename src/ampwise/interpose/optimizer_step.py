@@ -24,6 +24,7 @@ ADD_PARAM_GROUP = Row(
     why="every optimizer passes here when it is built: says who owns a parameter and which classes to follow",
 )
 
+
 def around_steps(interceptor: Interceptor) -> Undo:
     """Let ``interceptor(proceed, optimizer, ...)`` around the outermost step of every optimizer, of any class.
 

@@ -3,11 +3,12 @@
 import functools
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ampwise.compat.autocast import DECORATOR_FRAME, function_entering, is_enabled
+from ampwise.compat.dynamo import belongs_to_dynamo
 from ampwise.interpose.caller import callers, is_torch, is_users, module_of, place, place_of, script_place
 from ampwise.interpose.optimizer_step import on_optimizer
 from ampwise.interpose.row import Row
@@ -28,47 +29,59 @@ SCALER = Row(
     obstacle="own_scaler",
 )
 _BESIDES = ("torch.amp", "torch.cuda.amp", "torch.cpu.amp", "contextlib", "functools")
-_DYNAMO = "torch._dynamo"
 _LOW = (torch.float16, torch.bfloat16)
 
 
-def on_own_amp(found: Callable[[str], None]) -> Undo:
-    """Call ``found("torch.autocast entered at train.py:31")`` before the script's own mixed precision takes effect.
+class Found(Protocol):
+    """Told of the script's own mixed precision."""
 
-    It may be called more than once.
-    """
+    def __call__(self, what: str, *, in_dynamo: bool) -> None:
+        """Hear of ``"torch.autocast entered at train.py:31"``; no state may change while Dynamo is at work."""
+        ...
+
+
+def on_own_amp(found: Found) -> Undo:
+    """Call ``found`` before the script's own mixed precision takes effect. It may be called more than once."""
 
     def entered(proceed: Callable[..., Any], region: torch.autocast, *args: Any, **kwargs: Any) -> Any:
         if is_enabled(region):
-            where = _entered_by_script()
-            if where is not None:
-                found(f"torch.autocast entered {where}")
+            frame = _entering_frame()
+            if frame is not None:
+                found(f"torch.autocast entered {_entered(frame)}", in_dynamo=belongs_to_dynamo(frame))
         return proceed(region, *args, **kwargs)
 
     def built(proceed: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> None:
         proceed(scaler, *args, **kwargs)
         if scaler.is_enabled():
-            found(f"{type(scaler).__name__} made {_where()}")
+            found(f"{type(scaler).__name__} made {_where()}", in_dynamo=False)
 
     def given(optimizer: Any) -> None:
         low = next((p for group in optimizer.param_groups for p in group["params"] if p.dtype in _LOW), None)
         if low is not None:
             dtype = str(low.dtype).removeprefix("torch.")
-            found(f"{type(optimizer).__name__} given {dtype} parameters {_where()}")
+            found(f"{type(optimizer).__name__} given {dtype} parameters {_where()}", in_dynamo=False)
 
     undos = intercept(ENTER, entered), intercept(SCALER, built), on_optimizer(given)
     return functools.partial(undo_all, undos)
 
 
-def _entered_by_script() -> str | None:
-    """Where the region was entered, unless torch entered it for itself (checkpointing, ``custom_bwd``, threads)."""
+def _entering_frame() -> FrameType | None:
+    """The frame that entered the region; None if torch did for itself (checkpointing, ``custom_bwd``, threads)."""
     for frame in callers():
-        if frame.f_code.co_name == DECORATOR_FRAME and module_of(frame).startswith("torch.amp"):
-            return _decorated(frame)
+        if _is_decorator(frame):
+            return frame
         if not module_of(frame).startswith(_BESIDES):
             # Dynamo enters the script's region on its behalf while it traces it
-            return None if is_torch(frame) and not module_of(frame).startswith(_DYNAMO) else _where(frame)
+            return frame if not is_torch(frame) or belongs_to_dynamo(frame) else None
     return None
+
+
+def _entered(frame: FrameType) -> str:
+    return _decorated(frame) if _is_decorator(frame) else _where(frame)
+
+
+def _is_decorator(frame: FrameType) -> bool:
+    return frame.f_code.co_name == DECORATOR_FRAME and module_of(frame).startswith("torch.amp")
 
 
 def _decorated(frame: FrameType) -> str:
@@ -82,7 +95,7 @@ def _decorated(frame: FrameType) -> str:
 def _where(frame: FrameType | None = None) -> str:
     """``at`` the user's line, ``by`` the library that stands between."""
     own = script_place()
-    if frame is not None and not is_users(frame.f_code.co_filename) and not is_torch(frame):
+    if frame is not None and not belongs_to_dynamo(frame) and not is_users(frame.f_code.co_filename):
         library = module_of(frame).partition(".")[0]
         return f"by {library}" + (f", from {own}" if own else "")
     return f"at {own}" if own else f"at {place_of(next(callers()))}"

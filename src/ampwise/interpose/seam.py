@@ -12,7 +12,7 @@ from importlib import import_module
 from inspect import getattr_static
 from typing import Any
 
-from ampwise.compat.dynamo import Tracer, get_tracer, is_dynamo_compiling, set_tracer
+from ampwise.compat.dynamo import Tracer, get_tracer, is_dynamo_compiling, never_compile_alone, set_tracer
 from ampwise.interpose.internal import is_hidden
 from ampwise.interpose.row import Row
 
@@ -44,6 +44,7 @@ class _Seam:
         self.call = self._bare()
         self.chain: Callable[..., Any] = self.call
         bare = _outermost(self, inside) if row.outermost else _every(self)
+        never_compile_alone(bare, _Seam.run, is_hidden)
         # pickle looks a function up by its home, which re-exported ones (torch.save) have elsewhere
         bare.__module__, bare.__qualname__ = _home(owner, row.attribute)
         kind = type(self.original)

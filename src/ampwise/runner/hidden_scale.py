@@ -1,6 +1,6 @@
 """Dynamic loss scaling that the script never sees: its loss, its gradients and its hooks hold true values."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from ampwise.interpose.gradient_views import RETAIN_GRAD, View, show_true_gradie
 from ampwise.interpose.optimizer_step import around_steps, on_optimizer
 from ampwise.interpose.seam import Undo, intercept, undo_all
 from ampwise.observe.events import StepOutcome
-from ampwise.runner.leaf_hooks import LeafHooks
+from ampwise.runner.leaf_hooks import LeafHooks, Mark, Owners
 from ampwise.runner.regions import needs_exact_losses
 from ampwise.runner.scaled_pass import leaf_of, leaves, scaled_seeds
 from ampwise.runner.skipping import ClosureSkips
@@ -93,21 +93,19 @@ class HiddenScale:
             proceed(*args, **kwargs)
             return
         self._verdicts.clear_stale()
-        reached = leaves(call)
-        for leaf in reached:
-            self._hooks.mark(leaf)
+        reached = [(leaf, self._hooks.mark(leaf)) for leaf in leaves(call)]
         for tensor in call.inputs or ():
             if isinstance(tensor, Tensor) and not tensor.is_leaf:
                 tensor.retain_grad()  # as torch does itself
         with self._scaled_pass(self.scale):
             call.with_seeds(seeds).run_backward(proceed)
-        self._look_at([(leaf, leaf.grad) for leaf in reached if leaf.grad is not None])
+        self._look_at([(mark, gradient) for leaf, mark in reached if (gradient := leaf.grad) is not None])
 
     def _mark_nested(self, roots: Sequence[Any]) -> None:
         """A pass within a pass starts from scaled gradients: of its leaves, only parameters keep what they get."""
         if self._hooks.is_active:
             for leaf in leaves_of(roots):
-                if isinstance(leaf, torch.nn.Parameter) or self._hooks.owners_of(leaf):
+                if isinstance(leaf, torch.nn.Parameter):
                     self._hooks.mark(leaf)
 
     def _around_grad(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -125,18 +123,17 @@ class HiddenScale:
 
     def _scaled_grad(self, proceed: Callable[..., Any], call: Pass, scale: float) -> Any:
         wanted = [leaf_of(one) for one in call.inputs or ()]
-        for leaf in wanted:
-            if leaf is not None:
-                self._hooks.mark(leaf)
+        marks = [None if leaf is None else self._hooks.mark(leaf) for leaf in wanted]
         with self._scaled_pass(scale):
             result = call.run_grad(proceed)
         given = list(result.values()) if isinstance(result, dict) else list(result)
         true = [
-            one if one is None or leaf is not None else one * (1.0 / scale)
-            for one, leaf in zip(given, wanted, strict=True)
+            one if one is None or mark is not None else one * (1.0 / scale)
+            for one, mark in zip(given, marks, strict=True)
         ]
-        owned = [(leaf, one) for leaf, one in zip(wanted, true, strict=True) if leaf is not None and one is not None]
-        self._look_at([(leaf, one) for leaf, one in owned if self._hooks.owners_of(leaf)])
+        self._look_at(
+            [(mark, one) for mark, one in zip(marks, true, strict=True) if mark and mark.owners and one is not None]
+        )
         return dict(zip(result, true, strict=True)) if isinstance(result, dict) else tuple(true)
 
     @contextmanager
@@ -144,20 +141,18 @@ class HiddenScale:
         with self._hooks.true_retained(scale), self._hooks.scaled_by(scale):
             yield
 
-    def _look_at(self, gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def _look_at(self, gradients: Iterable[tuple[Mark, Tensor]]) -> None:
         """Find out which owners' gradients are not finite; nobody's are made 0, for no step can be left out."""
-        by_owner: dict[Any, list[Tensor]] = {}
-        orphans: list[Tensor] = []
-        for leaf, gradient in gradients:
-            owners = self._hooks.owners_of(leaf)
+        groups: dict[Owners, list[Tensor]] = {}
+        for mark, gradient in gradients:
+            groups.setdefault(mark.owners, []).append(gradient)
+        orphans = groups.pop((), [])
+        for owners, owned in groups.items():
+            found_inf = non_finite_in(owned)
             for owner in owners:
-                by_owner.setdefault(owner, []).append(gradient)
-            if not owners:
-                orphans.append(gradient)
-        for owner, owned in by_owner.items():
-            self._verdicts.add(owner, non_finite_in(owned))
+                self._verdicts.add(owner(), found_inf)
         if orphans:
-            self._clear_orphans(orphans, is_step=not by_owner)
+            self._clear_orphans(orphans, is_step=not groups)
 
     def _clear_orphans(self, gradients: Sequence[Tensor], *, is_step: bool) -> None:
         finite = not any_found(non_finite_in(gradients))
@@ -175,7 +170,8 @@ class HiddenScale:
             return self._unscaled_step(proceed, optimizer, args, kwargs)
         scale = self.scale
         if is_inside_backward():  # its gradients have just arrived; the pass is not over
-            self._look_at([(p, p.grad) for p in parameters_of(optimizer) if p.grad is not None])
+            owned = [p for p in parameters_of(optimizer) if p.is_leaf]
+            self._look_at([(self._hooks.mark(p), p.grad) for p in owned if p.grad is not None])
         if not self._verdicts.is_finite(optimizer):
             self._end_step(optimizer, scale, finite=False)
             return None

@@ -78,6 +78,7 @@ def inject(
         effect = _Effect(choice, lists, loss_scale, injected)
         stack.callback(bus.subscribe(StepOutcome, injected.count))
         stack.enter_context(LoopWatcher(bus, judge=effect.judge))
+        stack.callback(bus.subscribe(StepOutcome, effect.settle))
         stack.callback(on_own_amp(effect.leave_alone))
         stack.callback(effect.stop)
         effect.start()
@@ -106,10 +107,16 @@ class _Effect:
     def stop(self) -> None:
         self._stack.close()
 
-    def leave_alone(self, what: str) -> None:
-        """Step back for the script's own mixed precision."""
+    def leave_alone(self, what: str, *, in_dynamo: bool) -> None:
+        """Step back for the script's own mixed precision; while Dynamo is at work, only after the step."""
         if self._injected.left_alone is None:
             self._injected.left_alone = what
+        if not in_dynamo:
+            self.settle()
+
+    def settle(self, _: StepOutcome | None = None) -> None:
+        """Step back if the script's own mixed precision was found."""
+        if self._injected.left_alone is not None:
             self._injected.show_scale(lambda: None)
             self._scaling = None
             self.stop()

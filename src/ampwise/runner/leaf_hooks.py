@@ -13,15 +13,18 @@ from torch.utils.hooks import RemovableHandle, unserializable_hook
 from ampwise.compat.autograd import has_hook, register_first_hook, remove_hook
 from ampwise.interpose.internal import internal
 
+Owners = tuple["weakref.ref[Any]", ...]
+"""The optimizers that update a leaf."""
+
 
 @dataclass(slots=True, kw_only=True)
-class _Mark:
+class Mark:
     """What is known of one leaf."""
 
     leaf: "weakref.ref[Tensor]"
     handle: RemovableHandle
     forget: "weakref.finalize[..., Any]"
-    owners: tuple["weakref.ref[Any]", ...] = ()
+    owners: Owners = ()
 
 
 class LeafHooks:
@@ -31,9 +34,12 @@ class LeafHooks:
     """
 
     def __init__(self) -> None:
-        self._marks: dict[int, _Mark] = {}
+        self._marks: dict[int, Mark] = {}
         self._scale: float | None = None
-        self._inverse = 1.0
+        self.inverse: float | None = None
+        """What a gradient is multiplied by on its arrival; None: nothing."""
+        self.inverse_tensor = torch.ones((), dtype=torch.float32, device="cpu")
+        """The same for fp32 gradients: a product with a 0-dim tensor costs a quarter of one with a Python number."""
         self._hook = _hook_of(self)
         self._retained: list[weakref.ref[Tensor]] = []
 
@@ -42,26 +48,23 @@ class LeafHooks:
         """Whether a scaled pass is running."""
         return self._scale is not None
 
-    def mark(self, leaf: Tensor) -> None:
+    def mark(self, leaf: Tensor) -> Mark:
         """Hook a leaf, once."""
         mark = self._marks.get(id(leaf))
         if mark is None:
-            self._add(leaf)
-        elif not has_hook(leaf, mark.handle):  # the script has cleared its hooks
+            return self._add(leaf)
+        if not has_hook(leaf, mark.handle):  # the script has cleared its hooks
             with internal():
                 mark.handle = register_first_hook(leaf, self._hook)
+        return mark
 
     def own(self, leaf: Tensor, optimizer: Any) -> None:
         """Hook a leaf that ``optimizer`` updates."""
-        self.mark(leaf)
-        mark = self._marks[id(leaf)]
-        if all(owner() is not optimizer for owner in mark.owners):
-            mark.owners = (*mark.owners, weakref.ref(optimizer))
-
-    def owners_of(self, leaf: Tensor) -> list[Any]:
-        """The optimizers that update the leaf."""
-        mark = self._marks.get(id(leaf))
-        return [] if mark is None else [owner for ref in mark.owners if (owner := ref()) is not None]
+        mark = self.mark(leaf)
+        owner = weakref.ref(optimizer)
+        if owner not in mark.owners:
+            hash(owner)  # kept by the reference: it stays a key when the optimizer is gone
+            mark.owners = (*mark.owners, owner)
 
     def retain(self, tensor: Tensor) -> None:
         """Remember that autograd will keep the gradient of ``tensor``, which is no leaf."""
@@ -80,12 +83,14 @@ class LeafHooks:
     @contextmanager
     def scaled_by(self, scale: float | None) -> Generator[None]:
         """While a pass runs whose gradients are ``scale`` times the true ones; None: they are to stay as they are."""
-        before = self._scale, self._inverse
-        self._scale, self._inverse = scale, 1.0 if scale is None else 1.0 / scale
+        before = self._scale, self.inverse
+        self._scale, self.inverse = scale, None if scale is None else 1.0 / scale
+        if scale is not None:
+            self.inverse_tensor = torch.tensor(1.0 / scale, dtype=torch.float32, device="cpu")
         try:
             yield
         finally:
-            self._scale, self._inverse = before
+            self._scale, self.inverse = before
 
     @contextmanager
     def true_retained(self, scale: float) -> Generator[None]:
@@ -102,24 +107,28 @@ class LeafHooks:
 
     def unscaled(self, gradient: Tensor) -> Tensor:
         """The true gradient."""
-        return gradient if self._scale is None else gradient * self._inverse
+        return gradient if self.inverse is None else gradient * self.inverse
 
     def scaled(self, gradient: Tensor) -> Tensor:
         """A true gradient as the running pass needs it."""
         return gradient if self._scale is None else gradient * self._scale
 
-    def _add(self, leaf: Tensor) -> None:
+    def _add(self, leaf: Tensor) -> Mark:
         with internal(), torch.no_grad():
             handle = register_first_hook(leaf, self._hook)
         forget = weakref.finalize(leaf, self._marks.pop, id(leaf), None)
         forget.atexit = False
-        self._marks[id(leaf)] = _Mark(leaf=weakref.ref(leaf), handle=handle, forget=forget)
+        mark = self._marks[id(leaf)] = Mark(leaf=weakref.ref(leaf), handle=handle, forget=forget)
+        return mark
 
 
-def _hook_of(hooks: LeafHooks) -> Callable[[Tensor], Tensor]:
+def _hook_of(hooks: LeafHooks) -> Callable[[Tensor], Tensor | None]:
     @unserializable_hook  # or pickling a leaf would warn of it
-    def unscale(gradient: Tensor) -> Tensor:
-        return hooks.unscaled(gradient)
+    def unscale(gradient: Tensor) -> Tensor | None:
+        inverse = hooks.inverse
+        if inverse is None:
+            return None
+        return gradient * (hooks.inverse_tensor if gradient.dtype is torch.float32 else inverse)
 
     return unscale
 

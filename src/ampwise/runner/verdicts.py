@@ -22,8 +22,9 @@ class Verdicts:
         self._found: WeakKeyDictionary[Any, list[Tensor]] = WeakKeyDictionary()
 
     def add(self, optimizer: Any, found_inf: Sequence[Tensor]) -> None:
-        """Add what was found after one backward pass."""
-        self._found.setdefault(optimizer, []).extend(found_inf)
+        """Add what was found after one backward pass; nothing where the optimizer is gone."""
+        if optimizer is not None:
+            self._found.setdefault(optimizer, []).extend(found_inf)
 
     def knows(self, optimizer: Any) -> bool:
         """Whether any gradient of the optimizer's was looked at."""
@@ -48,8 +49,7 @@ def non_finite_in(gradients: Sequence[Tensor]) -> list[Tensor]:
     """For each device and dtype, a 0-dim tensor on it: above 0 if a gradient there holds an infinity or a NaN."""
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
-        # torch's fast check multiplies by 1 in place: values stay, and a graph that saved them must not see a write
-        plain = _plain(gradient.data)
+        plain = gradient if _is_plain(gradient) else _plain(gradient.data)
         groups.setdefault((plain.device, plain.dtype), []).append(plain)
     return [_non_finite_in_group(group, device) for (device, _), group in groups.items()]
 
@@ -68,6 +68,11 @@ def _non_finite_in_group(gradients: list[Tensor], device: torch.device) -> Tenso
     found_inf = torch.zeros((), device=device)
     unscale_and_check_(gradients, torch.ones((), device=device), found_inf, may_overflow=False)
     return found_inf
+
+
+def _is_plain(gradient: Tensor) -> bool:
+    # torch's fast check multiplies by 1 in place: values stay, but a graph that saved them must not see a write
+    return gradient.layout is torch.strided and gradient.is_floating_point() and not gradient.requires_grad
 
 
 def _plain(gradient: Tensor) -> Tensor:
