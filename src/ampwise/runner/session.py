@@ -118,9 +118,11 @@ class Session:
         others = [report.run for report in self.reports() if report.run] if not self.num_steps else []
         base = others[0] if others else self._own_record()
         changes = self._changes.notes() if self._changes else ()
-        has_steps = bool(base.steps) or bool(self.num_steps)
+        num_steps = max(len(base.steps), self.num_steps)
+        if end.status == 0 and self.spec.stop_after is not None and num_steps >= self.spec.stop_after:
+            end = replace(end, stopped=True)  # in a process that the script started
         return replace(
-            base, end=_run_end(end, has_steps=has_steps), failure=_failure(end), notes=(*base.notes, *changes)
+            base, end=_run_end(end, has_steps=num_steps > 0), failure=_failure(end), notes=(*base.notes, *changes)
         )
 
     def _own_record(self) -> RunRecord:

@@ -1,0 +1,60 @@
+import click
+import pytest
+
+from ampwise._base.errors import CannotRunError, RecordError, UsageError
+from ampwise.cli.exits import say, status_of
+
+
+def raising(error):
+    def command():
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UsageError("no"), 2),
+        (CannotRunError("no"), 3),
+        (RecordError("no"), 3),
+        (click.UsageError("no"), 2),
+        (click.BadParameter("no"), 2),
+        (click.ClickException("no"), 3),
+        (click.FileError("no"), 3),
+    ],
+)
+def test_each_refusal_has_its_status_and_one_line(error, status, capsys):
+    assert status_of(raising(error)) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ampwise: ")
+    assert err.count("\n") == 1
+
+
+def test_other_ends_say_nothing(capsys):
+    assert status_of(raising(click.exceptions.Exit(4))) == 4
+    assert status_of(raising(click.Abort())) == 130
+    assert status_of(lambda: 7) == 7
+    assert status_of(lambda: None) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_usage_error_points_to_the_help(capsys):
+    @click.command(name="run")
+    def command():
+        pass
+
+    context = click.Context(command, info_name="run")
+    assert status_of(raising(click.UsageError("no such option", context))) == 2
+    assert capsys.readouterr().err == "ampwise: no such option\nTry: run --help\n"
+
+
+def test_a_fault_of_ampwises_own_is_not_hidden():
+    with pytest.raises(ZeroDivisionError):
+        status_of(raising(ZeroDivisionError()))
+
+
+def test_what_is_said_is_inert(capsys):
+    say("a\x1b[31mb")
+    assert capsys.readouterr().err == "ampwise: ab\n"
