@@ -11,14 +11,13 @@ class Whitened(Dataset):
         return 8
 
     def __getitem__(self, index):
-        sample = torch.ones(1, 8) @ whiten
-        assert sample.dtype == torch.float32, sample.dtype
-        return sample[0]
+        return (torch.ones(1, 8) @ whiten)[0]
 
 
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for batch in DataLoader(Whitened(), batch_size=4, num_workers=1, multiprocessing_context="fork"):
+    assert batch.dtype == torch.float32, batch.dtype
     optimizer.zero_grad()
     model(batch).pow(2).mean().backward()
     optimizer.step()
