@@ -167,9 +167,9 @@ class Session:
         setting = set_allocator(spec.malloc, environ=self._environ, on_cpu=self._choice.device.startswith("cpu"))
         stack.callback(setting.undo)
         self._allocator = setting.words
-        self._injected = stack.enter_context(inject(choice=self._choice, lists=spec.lists))
         if spec.scratch is not None:
-            self._redirect_saves(spec.scratch)
+            self._redirect_saves(spec.scratch)  # outside of all that looks at what the script saves
+        self._injected = stack.enter_context(inject(choice=self._choice, lists=spec.lists))
         if spec.record is not None:
             stack.enter_context(seed_run(spec.repeat))
             self._add_instruments()

@@ -120,6 +120,15 @@ def test_what_the_script_saves_goes_to_the_scratch_folder_and_is_noted(tmp_path,
     assert not os.path.exists("a.pt")  # noqa: PTH110
 
 
+def test_the_scale_is_kept_where_the_checkpoint_went(tmp_path, monkeypatch):
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+    with session(LaunchSpec(precision="fp16", scratch=str(tmp_path / "scratch"), **SYSTEM)):
+        torch.save({"optimizer": torch.optim.SGD([torch.zeros(2)]).state_dict()}, "last.pt")
+    assert list((tmp_path / "home").iterdir()) == []
+    assert sorted(path.name for path in (tmp_path / "scratch").iterdir()) == ["last.pt", "last.pt.ampwise.json"]
+
+
 def test_what_the_machine_cannot_do_ends_the_script_and_leaves_nothing_behind(monkeypatch, capsys):
     def refuse(*_, **__):
         raise CannotRunError("it cannot")
