@@ -57,7 +57,9 @@ def train(precision):
             times.append(time.perf_counter() - start)
     peak = f"{torch.cuda.max_memory_allocated() / 2**20:.0f} MiB" if device.type == "cuda" else "see ampwise compare"
     median = sorted(times)[len(times) // 2] * 1000
-    print(f"{precision:8s} {step.precision:5s}  median {median:8.2f} ms a step  loss {loss.item():.6f}  peak memory {peak}")
+    print(
+        f"{precision:8s} {step.precision:5s}  median {median:8.2f} ms a step  loss {loss.item():.6f}  peak memory {peak}"
+    )
     return median
 
 

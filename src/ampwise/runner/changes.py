@@ -34,7 +34,7 @@ class ChangeWatch:
 
     def __init__(self, folder: str, *, scratch: str) -> None:
         self._folder = folder
-        self._scratch = os.path.abspath(scratch)  # noqa: PTH100
+        self._scratch = os.path.abspath(scratch)
         self._before = snapshot(folder, without=self._scratch)
 
     def notes(self) -> tuple[str, ...]:
@@ -55,11 +55,11 @@ def snapshot(folder: str, *, without: str | None = None) -> Snapshot:
     """Time of change and size of each file below ``folder``, up to a limit."""
     found: Snapshot = {}
     for root, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in _PASSED_OVER and os.path.join(root, name) != without]  # noqa: PTH118
+        folders[:] = [name for name in folders if name not in _PASSED_OVER and os.path.join(root, name) != without]
         for name in names:
-            path = os.path.join(root, name)  # noqa: PTH118
+            path = os.path.join(root, name)
             try:
-                status = os.stat(path, follow_symlinks=False)  # noqa: PTH116
+                status = os.stat(path, follow_symlinks=False)
             except OSError:
                 continue
             found[os.path.relpath(path, folder)] = (status.st_mtime_ns, status.st_size)

@@ -21,18 +21,18 @@ class Sandbox:
     """
 
     def __init__(self, scratch: str, *, folder: str) -> None:
-        self._scratch = os.path.abspath(scratch)  # noqa: PTH100 - strings throughout, as the script's functions take them
-        self._folder = os.path.abspath(folder)  # noqa: PTH100
+        self._scratch = os.path.abspath(scratch)
+        self._folder = os.path.abspath(folder)
 
     def redirected(self, path: str) -> str:
         """The path in the scratch folder that stands for ``path``."""
-        full = os.path.join(self._folder, path)  # noqa: PTH118
+        full = os.path.join(self._folder, path)
         full = os.path.normpath(full)
         if self._is_inside(full, self._scratch):
             return full
         inside = self._is_inside(full, self._folder)
         relative = os.path.relpath(full, self._folder) if inside else f"elsewhere/{full.lstrip('/')}"
-        return os.path.join(self._scratch, relative)  # noqa: PTH118
+        return os.path.join(self._scratch, relative)
 
     @staticmethod
     def _is_inside(path: str, folder: str) -> bool:
@@ -43,7 +43,7 @@ class Sandbox:
         if not _is_path(path):
             return path
         target = self.redirected(os.fspath(path))
-        os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120
+        os.makedirs(os.path.dirname(target), exist_ok=True)
         return target
 
     def for_reading(self, path: Any) -> Any:
@@ -91,7 +91,7 @@ def _is_checkpoint(value: Any) -> bool:
 def _exists(path: str) -> bool:
     # os.path.exists is itself intercepted.
     try:
-        os.stat(path)  # noqa: PTH116
+        os.stat(path)
     except (OSError, ValueError):
         return False
     return True
@@ -116,7 +116,7 @@ def _put(
 
 def redirect_saves(scratch: str, *, folder: str) -> ExitStack:
     """Send what the run saves to ``scratch``, relative paths being those of ``folder``, until the stack is closed."""
-    os.makedirs(scratch, exist_ok=True)  # noqa: PTH103
+    os.makedirs(scratch, exist_ok=True)
     place = Sandbox(scratch, folder=folder)
     stack = ExitStack()
     for function in PATH_FUNCTIONS:

@@ -104,7 +104,7 @@ def source_of(target: Target) -> tuple[str, str]:
         UsageError: there is no such script or module, or it has no source.
     """
     if target.module is not None:
-        _set_first_path(os.getcwd())  # noqa: PTH109 - a string like CPython's
+        _set_first_path(os.getcwd())
     path = (target.path if target.module is None else _find_main(target.module).origin) or ""
     try:
         with tokenize.open(path) as file:  # in the encoding the script declares
@@ -170,16 +170,16 @@ def _prepare(target: Target) -> tuple[ModuleType, Callable[[], CodeType]]:
         return _prepare_module(target.module, target.argv)
     path = target.path or ""
     full = _absolute(path)
-    if os.path.isdir(full):  # noqa: PTH112 - CPython's spelling of the path is kept
+    if os.path.isdir(full):
         return _prepare_folder(path, target.argv)
     return _prepare_file(path, full, target.argv)
 
 
 def _absolute(path: str) -> str:
     """CPython's absolute path of a script: joined to the folder, not normalised."""
-    if os.path.isabs(path):  # noqa: PTH117 - pathlib would normalise
+    if os.path.isabs(path):
         return path
-    return f"{os.getcwd()}/{path}"  # noqa: PTH109 - pathlib would normalise
+    return f"{os.getcwd()}/{path}"
 
 
 def _prepare_file(path: str, full: str, argv: tuple[str, ...]) -> tuple[ModuleType, Callable[[], CodeType]]:
@@ -189,13 +189,13 @@ def _prepare_file(path: str, full: str, argv: tuple[str, ...]) -> tuple[ModuleTy
     except OSError as error:
         raise UsageError(f"can't open file {full!r}: [Errno {error.errno}] {error.strerror}") from None
     main = _new_main(full, loader=SourceFileLoader("__main__", full), spec=None, package=None)
-    _enter(main, [path, *argv], first=os.path.dirname(os.path.realpath(full)))  # noqa: PTH120 - a string like CPython's
+    _enter(main, [path, *argv], first=os.path.dirname(os.path.realpath(full)))
     return main, lambda: compile(source, full, "exec", dont_inherit=True)
 
 
 def _prepare_folder(path: str, argv: tuple[str, ...]) -> tuple[ModuleType, Callable[[], CodeType]]:
     """A folder with a ``__main__.py``, as in ``python folder``."""
-    folder = os.path.abspath(path)  # noqa: PTH100 - a string like CPython's
+    folder = os.path.abspath(path)
     spec = PathFinder.find_spec("__main__", [folder])
     if spec is None or spec.origin is None:
         raise UsageError(f"can't find '__main__' module in {folder!r}; name the script in that folder")
@@ -206,7 +206,7 @@ def _prepare_folder(path: str, argv: tuple[str, ...]) -> tuple[ModuleType, Calla
 
 def _prepare_module(name: str, argv: tuple[str, ...]) -> tuple[ModuleType, Callable[[], CodeType]]:
     """A module, as in ``python -m name``: found with the current folder first on the path."""
-    _set_first_path(os.getcwd())  # noqa: PTH109 - a string like CPython's
+    _set_first_path(os.getcwd())
     spec = _find_main(name)
     if spec.origin is None:
         raise UsageError(f"{name} has no code to run; name a module that is a file, or a package with a __main__.py")

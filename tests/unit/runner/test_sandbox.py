@@ -74,7 +74,7 @@ def test_nobodys_best_is_overwritten_and_what_was_saved_is_found_again(kind, scr
 
 
 def test_the_users_own_file_is_read_where_the_run_saved_none(scratch, home, tmp_path):
-    with open(home / "mine.bin", "wb") as file:  # noqa: PTH123
+    with open(home / "mine.bin", "wb") as file:
         torch.save(STATE, file)
     assert torch.equal(torch.load("mine.bin")["a"], STATE["a"])
 
@@ -90,12 +90,12 @@ def test_keywords_folders_and_buffers(scratch, home):
 
 def test_an_open_file_of_a_checkpoint_is_redirected_and_of_anything_else_is_not(scratch, home):
     for name in ("a.pt", "b.ckpt", "log.txt"):
-        with open(name, "wb") as file:  # noqa: PTH123
+        with open(name, "wb") as file:
             pickle.dump(3, file)
         with Path(name).open("rb") as file:
             assert pickle.load(file) == 3  # noqa: S301
     assert [path.name for path in home.iterdir()] == ["log.txt"]
-    with open(file="log.txt", mode="a") as file:  # noqa: PTH123
+    with open(file="log.txt", mode="a") as file:
         assert file.write("x") == 1
 
 
@@ -110,11 +110,11 @@ def test_a_checkpoint_written_beside_and_moved_into_place(scratch, home):
     put(home / "best.pt", b"the user's")
     for move in (os.replace, os.rename, shutil.move, lambda a, b: Path(a).rename(b)):
         torch.save(STATE, "best.pt.tmp")
-        assert os.path.exists("best.pt.tmp")  # noqa: PTH110
+        assert os.path.exists("best.pt.tmp")
         move("best.pt.tmp", "best.pt")
         assert torch.equal(torch.load("best.pt")["a"], STATE["a"])
-        os.remove("best.pt")  # noqa: PTH107
-    assert sorted(os.listdir(home)) == ["best.pt"]  # noqa: PTH208
+        os.remove("best.pt")
+    assert sorted(os.listdir(home)) == ["best.pt"]
     assert get(home / "best.pt") == b"the user's"
 
 
@@ -124,19 +124,19 @@ def test_a_copy_of_a_checkpoint_is_one(scratch, home):
         copy("last.pt", "best.pt")
         assert Path("best.pt").exists()
         assert Path("best.pt").is_file()
-        assert os.path.getsize("best.pt") == os.path.getsize(scratch / "last.pt")  # noqa: PTH202
+        assert os.path.getsize("best.pt") == os.path.getsize(scratch / "last.pt")
         Path("best.pt").unlink()
-        assert not os.path.isfile("best.pt")  # noqa: PTH113
-    assert os.listdir(home) == []  # noqa: PTH208
+        assert not os.path.isfile("best.pt")
+    assert os.listdir(home) == []
 
 
 def test_files_of_the_users_are_moved_and_copied_as_ever(scratch, home):
     (home / "a.txt").write_text("a")
     shutil.copy("a.txt", "b.txt")
-    os.replace("b.txt", "c.txt")  # noqa: PTH105
+    os.replace("b.txt", "c.txt")
     Path("c.txt").unlink()
     np.save("d.npy", np.ones(2))
-    assert sorted(os.listdir(home)) == ["a.txt", "d.npy"]  # noqa: PTH208
+    assert sorted(os.listdir(home)) == ["a.txt", "d.npy"]
     assert not list(scratch.iterdir())
 
 
@@ -166,7 +166,7 @@ def test_tensorboards_writer_is_sent_to_the_scratch_folder_when_it_is_imported(h
 def test_descriptors_and_bytes_pass_through(scratch, home):
     (home / "a").write_text("x")
     descriptor = os.open("a", os.O_RDONLY)
-    with open(descriptor) as file:  # noqa: PTH123
+    with open(descriptor) as file:
         assert file.read() == "x"
-    assert os.path.exists(b"a")  # noqa: PTH110
-    assert not os.path.exists("a\0b")  # noqa: PTH110
+    assert os.path.exists(b"a")
+    assert not os.path.exists("a\0b")
