@@ -53,13 +53,13 @@ def on_own_amp(found: Found) -> Undo:
     def built(proceed: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> None:
         proceed(scaler, *args, **kwargs)
         if scaler.is_enabled():
-            found(f"{type(scaler).__name__} made {_where()}", in_dynamo=False)
+            found(f"{type(scaler).__name__} made {where()}", in_dynamo=False)
 
     def given(optimizer: Any) -> None:
         low = next((p for group in optimizer.param_groups for p in group["params"] if p.dtype in _LOW), None)
         if low is not None:
             dtype = str(low.dtype).removeprefix("torch.")
-            found(f"{type(optimizer).__name__} given {dtype} parameters {_where()}", in_dynamo=False)
+            found(f"{type(optimizer).__name__} given {dtype} parameters {where()}", in_dynamo=False)
 
     undos = intercept(ENTER, entered), intercept(SCALER, built), on_optimizer(given)
     return functools.partial(undo_all, undos)
@@ -77,7 +77,7 @@ def _entering_frame() -> FrameType | None:
 
 
 def _entered(frame: FrameType) -> str:
-    return _decorated(frame) if _is_decorator(frame) else _where(frame)
+    return _decorated(frame) if _is_decorator(frame) else where(frame)
 
 
 def _is_decorator(frame: FrameType) -> bool:
@@ -88,12 +88,12 @@ def _decorated(frame: FrameType) -> str:
     """Where ``@torch.autocast`` stands: torch itself calls no function so decorated."""
     code = getattr(function_entering(frame.f_locals), "__code__", None)
     if code is None or not is_users(code.co_filename):
-        return _where()
+        return where()
     return f"at {place(code.co_filename, code.co_firstlineno)}"
 
 
-def _where(frame: FrameType | None = None) -> str:
-    """``at`` the user's line, ``by`` the library that stands between."""
+def where(frame: FrameType | None = None) -> str:
+    """``at`` the user's line that led here, ``by`` the library that stands between."""
     own = script_place()
     if frame is not None and not belongs_to_dynamo(frame) and not is_users(frame.f_code.co_filename):
         library = module_of(frame).partition(".")[0]

@@ -62,7 +62,15 @@ class StepOutcome:
     grad_norm: "Tensor | None" = None
 
 
-LoopEvent = ForwardStarted | ForwardEnded | BackwardStarted | BackwardEnded | StepStarted | StepOutcome
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionTaken:
+    """The loop takes its precision into its own hands, from here on."""
+
+    what: str
+    """By what, and which precision: ``ampwise.TrainStep (fp32)``."""
+
+
+LoopEvent = ForwardStarted | ForwardEnded | BackwardStarted | BackwardEnded | StepStarted | StepOutcome | PrecisionTaken
 E = TypeVar("E", bound=LoopEvent)
 
 

@@ -74,17 +74,20 @@ class LoopWatcher:
         if is_inside_backward():
             proceed(*args, **kwargs)
             return
-        roots = roots_of(args, kwargs)
-        self._bus.publish(BackwardStarted(roots=roots))
+        bus = self._bus
+        if bus.wants(BackwardStarted):
+            bus.publish(BackwardStarted(roots=roots_of(args, kwargs)))
         proceed(*args, **kwargs)
-        self._bus.publish(BackwardEnded(roots=roots))
+        if bus.wants(BackwardEnded):
+            bus.publish(BackwardEnded(roots=roots_of(args, kwargs)))
         if not self._has_optimizer:
             self._bus.publish(StepStarted(optimizer=None))
             self._bus.publish(self._judge(None))
 
     def _around_step(self, proceed: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         self._has_optimizer = True
-        self._bus.publish(StepStarted(optimizer=optimizer))
+        if self._bus.wants(StepStarted):
+            self._bus.publish(StepStarted(optimizer=optimizer))
         result = proceed(optimizer, *args, **kwargs)
         self._bus.publish(self._judge(optimizer))
         return result

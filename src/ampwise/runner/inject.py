@@ -10,9 +10,9 @@ from ampwise.interpose.cast_lists import use_cuda_lists
 from ampwise.interpose.custom_function import functions_in_fp32
 from ampwise.interpose.data import keep_data_out
 from ampwise.interpose.numpy_view import upcast_for_numpy
-from ampwise.interpose.own_amp import on_own_amp
+from ampwise.interpose.own_amp import on_own_amp, where
 from ampwise.interpose.threads import pass_to_threads
-from ampwise.observe.events import BUS, EventBus, StepOutcome
+from ampwise.observe.events import BUS, EventBus, PrecisionTaken, StepOutcome
 from ampwise.observe.loop import LoopWatcher
 from ampwise.runner.hidden_scale import HiddenScale
 from ampwise.runner.regions import AutocastRegions
@@ -80,6 +80,7 @@ def inject(
         stack.enter_context(LoopWatcher(bus, judge=effect.judge))
         stack.callback(bus.subscribe(StepOutcome, effect.settle))
         stack.callback(on_own_amp(effect.leave_alone))
+        stack.callback(bus.subscribe(PrecisionTaken, effect.leave_to))
         stack.callback(effect.stop)
         effect.start()
         yield injected
@@ -113,6 +114,10 @@ class _Effect:
             self._injected.left_alone = what
         if not in_dynamo:
             self.settle()
+
+    def leave_to(self, taken: PrecisionTaken) -> None:
+        """Step back for a loop that says itself that it governs its precision."""
+        self.leave_alone(f"{taken.what} made {where()}", in_dynamo=False)
 
     def settle(self, _: StepOutcome | None = None) -> None:
         """Step back if the script's own mixed precision was found."""

@@ -1,7 +1,6 @@
 """Where autocast is on in a script that knows nothing of it: everywhere but in backward and in the optimizer."""
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,37 +70,34 @@ class AutocastRegions:
         torch.set_autocast_dtype(self._device_type, dtype)
         torch.set_autocast_cache_enabled(cache_enabled)
 
-    @contextmanager
-    def _switched(self, *, on: bool) -> Generator[None]:
-        """Autocast on or off, then as it was, and no cast from before is used after."""
-        was_on = torch.is_autocast_enabled(self._device_type)
-        torch.set_autocast_enabled(self._device_type, on)
+    def _run(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, on: bool) -> Any:
+        """Call with autocast on or off, then put it back as it was; no cast from before is used after."""
+        device_type = self._device_type
+        was_on = torch.is_autocast_enabled(device_type)
+        torch.set_autocast_enabled(device_type, on)
         try:
-            yield
+            return call(*args, **kwargs)
         finally:
             torch.clear_autocast_cache()
             # the script's own mixed precision, found meanwhile, starts from autocast off
-            torch.set_autocast_enabled(self._device_type, was_on and self._is_active)
+            torch.set_autocast_enabled(device_type, was_on and self._is_active)
 
     def _around_backward(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if is_inside_backward():
             return proceed(*args, **kwargs)
-        with self._switched(on=False):
-            return proceed(*args, **kwargs)
+        return self._run(proceed, args, kwargs, on=False)
 
     def _around_grad(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # AOTAutograd traces through torch.autograd.grad: what is done here would be baked into the compiled graph
         if is_inside_backward() or is_torch(next(callers())):
             return proceed(*args, **kwargs)
-        with self._switched(on=False):
-            return proceed(*args, **kwargs)
+        return self._run(proceed, args, kwargs, on=False)
 
     def _around_step(self, proceed: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         closure = closure_of(args, kwargs)
         if closure is not None:
             args, kwargs = with_closure(args, kwargs, self._as_entered(optimizer, closure))
-        with self._switched(on=False):
-            return proceed(optimizer, *args, **kwargs)
+        return self._run(proceed, (optimizer, *args), kwargs, on=False)
 
     def _as_entered(self, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
         if needs_exact_losses(optimizer):
@@ -110,10 +106,13 @@ class AutocastRegions:
         was_on = torch.is_autocast_enabled(self._device_type)
 
         def under_autocast(*args: Any, **kwargs: Any) -> Any:
-            with self._switched(on=was_on and self._is_active):
-                return closure(*args, **kwargs)
+            return self._run(closure, args, kwargs, on=was_on and self._is_active)
 
         return under_autocast
+
+    def _around_trace(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # what is traced is what the script would have exported by itself
+        return self._run(proceed, args, kwargs, on=False)
 
     def _around_call(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not torch.is_autocast_enabled(self._device_type) or is_inside_backward():
@@ -129,10 +128,6 @@ class AutocastRegions:
             torch.set_autocast_cache_enabled(cache_enabled)
             if not self._is_active:  # stopped meanwhile; Dynamo puts back what it found before it traced the call
                 self._set(*self._before)
-
-    def _around_trace(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self._switched(on=False):  # what is traced is what the script would have exported by itself
-            return proceed(*args, **kwargs)
 
 
 def needs_exact_losses(optimizer: Any) -> bool:
