@@ -6,7 +6,7 @@ Public names are imported when first used, so that ``import ampwise`` costs noth
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from ampwise._base.version import __version__
 
 if TYPE_CHECKING:
     from ampwise.runtime.autocast import autocast

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from ampwise import __version__
+from ampwise._base.version import __version__
 
 _COMMANDS = {
     "run": "Run a training script, unmodified, in mixed precision.",

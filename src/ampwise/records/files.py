@@ -8,10 +8,10 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ampwise import __version__
 from ampwise._base.errors import RecordError
 from ampwise._base.files import write_atomically
 from ampwise._base.text import inert_line
+from ampwise._base.version import __version__
 from ampwise.records.recording import VERSION, Recording
 
 if TYPE_CHECKING:

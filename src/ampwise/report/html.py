@@ -10,8 +10,8 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from ampwise import __version__
 from ampwise._base.text import inert
+from ampwise._base.version import __version__
 from ampwise.records.recording import Recording
 from ampwise.records.run import RunRecord
 from ampwise.report import charts

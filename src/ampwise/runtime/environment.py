@@ -4,7 +4,7 @@ import platform
 
 import torch
 
-from ampwise import __version__
+from ampwise._base.version import __version__
 from ampwise.compat.devices import driver_cuda_version, driver_version
 from ampwise.records.environment import Environment
 from ampwise.runtime.gather import device_facts
