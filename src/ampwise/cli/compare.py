@@ -119,7 +119,7 @@ def _check_script(target: Target) -> int:
     """
     if target.module is not None:
         top = target.module.partition(".")[0]
-        if top not in sys.builtin_module_names and PathFinder.find_spec(top, [os.getcwd(), *sys.path]) is None:  # noqa: PTH109
+        if top not in sys.builtin_module_names and PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
             hint = f"; to compare a file: ampwise compare {target.module}" if target.module.endswith(".py") else ""
             raise UsageError(f"No module named {inert_line(target.module)}{hint}")
         return 0
@@ -185,7 +185,7 @@ def _progress_bar() -> "Generator[Callable[[Progress], None]]":
 def _remove_empty(folder: str) -> None:
     """Remove the folders in which nothing was left."""
     for root, _, _ in os.walk(folder, topdown=False):
-        if not os.listdir(root):  # noqa: PTH208
+        if not any(Path(root).iterdir()):
             Path(root).rmdir()
 
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -25,13 +26,9 @@ from ampwise.runner.launch import run_command
 from ampwise.runner.script import ScriptEnd, Target, run_target, show_error, source_of
 from ampwise.runner.session import Session, session
 from ampwise.runner.spec import LaunchSpec, Lists, Malloc
-from ampwise.runner.summary import RunSummary, summary_lines
+from ampwise.runner.summary import NO_STEP_FOUND, RunSummary, summary_lines
 
 _DEVICE = re.compile(r"(cpu|mps|cuda(:\d+)?|xpu(:\d+)?)")
-_LOOKED_FOR = (
-    "no training step found: looked for a backward pass (Tensor.backward, torch.autograd.backward) and an optimizer's "
-    "step (torch.optim.Optimizer.step), in the script and in the Python processes it started"
-)
 
 
 class _ScriptCommand(click.Command):
@@ -162,7 +159,7 @@ def _target(words: tuple[str, ...], *, is_module: bool) -> Target:
 
 def _is_launcher(word: str) -> bool:
     """Whether the word after ``--`` is a command; a script may stand there too."""
-    return not (word.endswith(".py") and os.path.isfile(word) and shutil.which(word) is None)  # noqa: PTH113
+    return not (word.endswith(".py") and Path(word).is_file() and shutil.which(word) is None)
 
 
 def _show_code(target: Target, spec: LaunchSpec) -> int:
@@ -221,7 +218,7 @@ def _run(target: Target, spec: LaunchSpec, voice: _Voice, leaving: _Leaving) -> 
 def _close(current: Session, end: ScriptEnd, voice: _Voice) -> int:
     summary = current.summary()
     if end.status == 0 and summary.num_steps == 0:
-        raise CannotRunError(_LOOKED_FOR + ("; the script did not import torch" if current.is_idle else ""))
+        raise CannotRunError(NO_STEP_FOUND + ("; the script did not import torch" if current.is_idle else ""))
     voice.tell(summary, status=end.status, failure=_failure(end))
     return INTERRUPTED if end.interrupted else end.status
 

@@ -4,15 +4,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from ampwise.records.run import RunEnd, RunRecord
+from ampwise.records.run import RunRecord
 
 Curve = tuple[float, ...]
 """The losses of one optimizer's steps, in order."""
-
-
-def is_finished(run: RunRecord) -> bool:
-    """Whether the run came to its own end or to the one set."""
-    return run.end in {RunEnd.FINISHED, RunEnd.STOPPED}
 
 
 def curves(run: RunRecord) -> dict[int, Curve]:

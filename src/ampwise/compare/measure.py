@@ -9,7 +9,6 @@ from typing import Protocol
 
 from ampwise._base.errors import CannotRunError
 from ampwise.compare.environment import describe_environment
-from ampwise.compare.losses import is_finished
 from ampwise.compare.schedule import ComparisonPlan, ScheduledRun, schedule
 from ampwise.compare.summary import summarise
 from ampwise.records.comparison import Comparison
@@ -20,12 +19,9 @@ from ampwise.runner.bootstrap import own_environment
 from ampwise.runner.child import run_child
 from ampwise.runner.script import Target
 from ampwise.runner.spec import LaunchSpec
+from ampwise.runner.summary import NO_STEP_FOUND
 
 EXTRA_NOTE = "run only to measure fp32's own noise; it is in no row of the table"
-_LOOKED_FOR = (
-    "no training step found: looked for a backward pass (Tensor.backward, torch.autograd.backward) and an optimizer's "
-    "step (torch.optim.Optimizer.step), in the script and in the Python processes it started"
-)
 
 
 class Runner(Protocol):
@@ -89,7 +85,7 @@ def compare(
     try:
         _run_all(target, plan, done, run=run, on_progress=on_progress or _ignore)
     except KeyboardInterrupt:
-        if not any(is_finished(record) for _, record in done):
+        if not any(record.has_finished for _, record in done):
             raise
         raise ComparisonInterrupted(_recording(target, plan, done, describe(plan))) from None
     return _recording(target, plan, done, describe(plan))
@@ -120,8 +116,8 @@ def _run_all(
         output = str(Path(plan.scratch, "output", f"{name}-{scheduled.repeat}")) if plan.scratch is not None else None
         record = run(target, scheduled.spec(plan), on_step=_teller(progress, plan, on_progress), output=output)
         if index == 0 and record.end is RunEnd.NO_STEPS:
-            raise CannotRunError(_LOOKED_FOR)
-        if not is_finished(record):
+            raise CannotRunError(NO_STEP_FOUND)
+        if not record.has_finished:
             failed.add(name)
         done.append((scheduled, _named(record, scheduled, output)))
 
@@ -131,7 +127,7 @@ def _named(record: RunRecord, scheduled: ScheduledRun, output: str | None) -> Ru
     notes = list(record.notes)
     if scheduled.is_extra:
         notes.append(EXTRA_NOTE)
-    if output is not None and is_finished(record):
+    if output is not None and record.has_finished:
         shutil.rmtree(output, ignore_errors=True)
     elif output is not None:
         notes.append(f"what it printed is kept in {output}")

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median, stdev
 
-from ampwise.compare.losses import Curve, all_finite, block_means, curves, first_curve, is_finished, is_finite
+from ampwise.compare.losses import Curve, all_finite, block_means, curves, first_curve, is_finite
 from ampwise.records.comparison import Verdict
 from ampwise.records.run import RunRecord
 
@@ -65,8 +65,8 @@ class Noise:
 
 def judge(runs: Sequence[RunRecord], *, fp32: Sequence[RunRecord]) -> Judgement:
     """Judge the runs of one variant against fp32's runs of the same seeds; runs that did not finish are left out."""
-    theirs = {run.repeat: run for run in fp32 if is_finished(run)}
-    ours = {run.repeat: run for run in runs if is_finished(run) and run.repeat in theirs}
+    theirs = {run.repeat: run for run in fp32 if run.has_finished}
+    ours = {run.repeat: run for run in runs if run.has_finished and run.repeat in theirs}
     if not ours:
         return Judgement(verdict=None, reason=_nothing_to_compare(runs, has_fp32=bool(theirs)))
     if all(_is_same(curves(run), curves(theirs[repeat])) for repeat, run in ours.items()):
@@ -81,7 +81,7 @@ def judge(runs: Sequence[RunRecord], *, fp32: Sequence[RunRecord]) -> Judgement:
 
 def judge_reference(fp32: Sequence[RunRecord]) -> Judgement:
     """What fp32's own row says: no verdict, but how far its seeds are from each other."""
-    noise = measure_noise({run.repeat: first_curve(run) for run in fp32 if is_finished(run)})
+    noise = measure_noise({run.repeat: first_curve(run) for run in fp32 if run.has_finished})
     if noise is None:
         return Judgement(verdict=None, reason=f"the reference; {_TOO_LITTLE.format(name='loss')}")
     share = f" ({noise.size / noise.level:.2%})" if noise.level else ""
@@ -126,10 +126,7 @@ def judge_curves(variant: Repeats, *, fp32: Repeats, num_skipped: int = 0, name:
     repeats = sorted(variant.keys() & fp32.keys())
     gaps = [gap for repeat in repeats if (gap := _gap(variant[repeat], fp32[repeat])) is not None] if noise else []
     if noise is None or not gaps:
-        return Judgement(
-            verdict=None,
-            reason=f"not judged: it takes two fp32 seeds of at least {_MIN_STEPS} steps with finite {name}",
-        )
+        return Judgement(verdict=None, reason=f"not judged: {_TOO_LITTLE.format(name=name)}")
     allowed = num_skipped * noise.slope
     return Judgement(
         verdict=_verdict(gaps, noise, allowed=allowed), reason=_reason(gaps, noise, allowed=allowed, name=name)
@@ -220,7 +217,7 @@ def _breaks(curve: Curve, name: str) -> str:
 
 
 def _nothing_to_compare(runs: Sequence[RunRecord], *, has_fp32: bool) -> str:
-    if not any(is_finished(run) for run in runs):
+    if not any(run.has_finished for run in runs):
         return "not judged: no run finished"
     return (
         "not judged: no run has the same seeds as one of fp32's" if has_fp32 else "no reference: no fp32 run finished"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 
 from ampwise._base.text import inert_line
-from ampwise.compare.losses import final_loss, first_curve, is_finished
+from ampwise.compare.losses import final_loss, first_curve
 from ampwise.compare.parity import Judgement, judge, judge_reference
 from ampwise.compare.variants import Variant
 from ampwise.records.comparison import VariantSummary
@@ -45,10 +45,10 @@ def summarise(
     """
     figures, base = _figures(runs), _figures(first)
     judgement = judge_reference(fp32) if variant.is_fp32 else judge(runs, fp32=fp32)
-    has_finished = any(map(is_finished, runs))
+    has_finished = any(run.has_finished for run in runs)
     return VariantSummary(
         variant=variant.name,
-        precision=next((run.precision for run in runs if is_finished(run)), None),
+        precision=next((run.precision for run in runs if run.has_finished), None),
         step_ms_median=figures.step_ms,
         step_ms_iqr=figures.step_ms_iqr,
         samples_per_second=_per_second(figures),
@@ -58,8 +58,8 @@ def summarise(
         verdict_reason=_with_failures(judgement, runs) if has_finished else None,
         peak_tensor_bytes=figures.peak_tensor_bytes,
         peak_allocated_bytes=figures.peak_allocated_bytes,
-        num_skipped=sum(run.num_skipped for run in runs if is_finished(run)),
-        final_scale=next((run.final_scale for run in reversed(runs) if is_finished(run)), None),
+        num_skipped=sum(run.num_skipped for run in runs if run.has_finished),
+        final_scale=next((run.final_scale for run in reversed(runs) if run.has_finished), None),
         ratio_time=_ratio(base.step_ms, figures.step_ms),
         ratio_memory=_ratio(base.peak_tensor_bytes, figures.peak_tensor_bytes)
         or _ratio(base.peak_allocated_bytes, figures.peak_allocated_bytes),
@@ -69,7 +69,7 @@ def summarise(
 
 def error_line(runs: Sequence[RunRecord]) -> str:
     """The script's error in one line."""
-    failed = next((run for run in runs if not is_finished(run)), None)
+    failed = next((run for run in runs if not run.has_finished), None)
     if failed is None:
         return "not run"
     prefix = {RunEnd.OUT_OF_MEMORY: "out of memory: ", RunEnd.NO_STEPS: "no training step found"}.get(failed.end, "")
@@ -84,7 +84,7 @@ def error_line(runs: Sequence[RunRecord]) -> str:
 
 
 def _figures(runs: Sequence[RunRecord]) -> _Figures:
-    finished = [run for run in runs if is_finished(run)]
+    finished = [run for run in runs if run.has_finished]
     steps = [step for run in finished for step in timed_steps(run)]
     times = [step.time_ms for step in steps if step.time_ms is not None]
     samples = [step.num_samples for step in steps if step.num_samples is not None]
@@ -125,5 +125,5 @@ def _ratio(first: float | None, this: float | None) -> float | None:
 
 
 def _with_failures(judgement: Judgement, runs: Sequence[RunRecord]) -> str:
-    failed = [run for run in runs if not is_finished(run)]
+    failed = [run for run in runs if not run.has_finished]
     return judgement.reason + (f"; {len(failed)} of {len(runs)} runs failed: {error_line(failed)}" if failed else "")

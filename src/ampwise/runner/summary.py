@@ -10,6 +10,11 @@ from ampwise._base.units import format_ms
 from ampwise.records.files import load, save
 from ampwise.records.run import RunRecord
 
+NO_STEP_FOUND = (
+    "no training step found: looked for a backward pass (Tensor.backward, torch.autograd.backward) and an optimizer's "
+    "step (torch.optim.Optimizer.step), in the script and in the Python processes it started"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from ampwise.compare.losses import block_means, curves, final_loss, first_curve, is_finished, is_finite
-from ampwise.records.run import RunEnd, StepRecord
+from ampwise.compare.losses import block_means, curves, final_loss, first_curve, is_finite
+from ampwise.records.run import StepRecord
 
 
 def test_curves_are_taken_apart_by_optimizer(run_of):
@@ -34,7 +34,3 @@ def test_blocks_cover_every_value_once():
 def test_finite_means_that_squares_are():
     assert is_finite(-1e149)
     assert not any(map(is_finite, (math.nan, math.inf, -math.inf, 1e200)))
-
-
-def test_only_runs_that_ended_well_are_finished(run_of):
-    assert [end for end in RunEnd if is_finished(run_of(end=end))] == [RunEnd.FINISHED, RunEnd.STOPPED]
