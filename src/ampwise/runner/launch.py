@@ -29,7 +29,7 @@ def run_command(command: Sequence[str], *, environ: Mapping[str, str]) -> int:
             f'there is no command "{inert_line(command[0])}"; after -- stands a launcher, as in: '
             "ampwise run -- torchrun --nproc-per-node 2 train.py"
         )
-    with subprocess.Popen([executable, *command[1:]], env=dict(environ)) as process:  # noqa: S603
+    with subprocess.Popen([executable, *command[1:]], env=dict(environ)) as process:  # noqa: S603 - what the user asked for
         forward = _forward_waited if hasattr(signal, "sigtimedwait") else _forward_handled
         status = forward(process)
     return status if status >= 0 else 128 - status

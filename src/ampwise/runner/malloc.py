@@ -98,8 +98,8 @@ def _other_allocator(preloaded: str) -> str | None:
         mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
         mapped = ""
-    libraries = {os.path.basename(line.split()[-1]) for line in mapped.splitlines() if ".so" in line}  # noqa: PTH119
-    libraries.update(os.path.basename(name) for name in preloaded.replace(":", " ").split())  # noqa: PTH119
+    libraries = {Path(line.split()[-1]).name for line in mapped.splitlines() if ".so" in line}
+    libraries.update(Path(name).name for name in preloaded.replace(":", " ").split())
     return next((name for name in sorted(libraries) if any(other in name for other in _OTHER_ALLOCATORS)), None)
 
 

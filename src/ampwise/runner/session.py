@@ -5,6 +5,7 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampwise._base.errors import AmpwiseError
@@ -72,7 +73,7 @@ class Session:
     def open(self) -> None:
         """Wait for the script to import torch, then take effect; what does not need torch takes effect now."""
         if self.spec.scratch is not None:
-            self._changes = ChangeWatch(os.getcwd(), scratch=self.spec.scratch)  # noqa: PTH109
+            self._changes = ChangeWatch(str(Path.cwd()), scratch=self.spec.scratch)
         if self.spec.record is not None:
             seed_python(self.spec.repeat)
         self._stack.callback(after_import("torch", self._take_effect))
@@ -184,7 +185,7 @@ class Session:
     def _redirect_saves(self, scratch: str) -> None:
         from ampwise.runner.sandbox import redirect_saves
 
-        self._stack.enter_context(redirect_saves(scratch, folder=os.getcwd()))  # noqa: PTH109
+        self._stack.enter_context(redirect_saves(scratch, folder=str(Path.cwd())))
 
     def _add_instruments(self) -> None:
         from ampwise.instruments.memory import PeakMemory
