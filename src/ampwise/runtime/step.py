@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ampwise._base.errors import RecordError, UsageError
 from ampwise.compat.optim import parameters_of
 from ampwise.interpose.internal import announced, users_code
-from ampwise.observe.events import BUS, BackwardEnded, BackwardStarted, StepOutcome, StepStarted
+from ampwise.observe.events import BUS, BackwardEnded, BackwardStarted, PrecisionTaken, StepOutcome, StepStarted
 from ampwise.runtime.buffers import BufferGuard
 from ampwise.runtime.device import choose_precision
 from ampwise.runtime.loss_scale import LossScale, NoLossScale
@@ -83,6 +83,7 @@ class TrainStep:
         self._params = list(dict.fromkeys(param for one in self.optimizers for param in parameters_of(one)))
         device = self._params[0].device
         self.choice = choose_precision(precision, device=device)
+        BUS.publish(PrecisionTaken(what=f"ampwise.TrainStep ({self.choice.precision})"))
         self._regime = Regime(precision=self.choice.precision, device_type=device.type)
         scale = self._regime.loss_scale() if loss_scale is None else loss_scale
         self.scaler = GradScaler.from_loss_scale(scale, device=device.type, warns=False)

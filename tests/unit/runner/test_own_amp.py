@@ -10,15 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from ampwise.observe.events import EventBus
+from ampwise.observe.events import BUS, EventBus
 from ampwise.runner.inject import inject
 from ampwise.runner.spec import Lists
 from ampwise.runtime.device import Choice
+from ampwise.runtime.step import TrainStep
 
 
-def injecting(precision="bf16"):
+def injecting(precision="bf16", *, bus=None):
     choice = Choice(precision=precision, reason="asked for", slow_factor=None, device="cpu")
-    return inject(choice=choice, lists=Lists.STOCK, bus=EventBus())
+    return inject(choice=choice, lists=Lists.STOCK, bus=bus or EventBus())
 
 
 def with_region():
@@ -203,3 +204,25 @@ def test_a_library_is_named_with_the_users_line_that_led_to_it(tmp_path, monkeyp
         trainerlib.fit()
     assert injected.left_alone.startswith("torch.autocast entered by trainerlib, from ")
     assert "test_own_amp.py:" in injected.left_alone
+
+
+@pytest.mark.parametrize("injected_precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("own", ["fp32", "bf16", "fp16"])
+def test_a_train_step_governs_its_loop_and_its_steps_are_counted(own, injected_precision):
+    def train():
+        torch.manual_seed(0)
+        net = nn.Linear(4, 4)
+        step = TrainStep(torch.optim.SGD(net.parameters(), lr=0.1), modules=[net], precision=own)
+        for factor in (1.0, float("inf"), 1.0) if own == "fp16" else (1.0, 1.0, 1.0):
+            with step.autocast():
+                loss = net(torch.ones(2, 4)).float().square().mean() * factor
+            step(loss)
+        return net.weight.detach().clone()
+
+    alone = train()
+    with injecting(injected_precision, bus=BUS) as injected:
+        weight = train()
+    assert torch.equal(weight, alone)
+    assert injected.left_alone.startswith(f"ampwise.TrainStep ({own}) made at ")
+    assert "test_own_amp.py:" in injected.left_alone
+    assert (injected.num_steps, injected.num_skipped) == (3, 1 if own == "fp16" else 0)
