@@ -4,6 +4,7 @@ import re
 
 from ampwise._base.errors import UsageError
 
+MS_PER_HOUR = 3.6e6
 _UNITS = {
     "b": 1,
     "kb": 10**3,

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from statistics import fmean, median, quantiles
 
 from ampwise._base.text import inert_line
+from ampwise._base.units import MS_PER_HOUR
 from ampwise.compare.losses import final_loss, first_curve
 from ampwise.compare.parity import Judgement, judge, judge_reference
 from ampwise.compare.variants import Variant
 from ampwise.records.comparison import VariantSummary
 from ampwise.records.run import RunEnd, RunRecord, timed_steps
-
-_MS_PER_HOUR = 3.6e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +116,7 @@ def _per_second(figures: _Figures) -> float | None:
 
 
 def _hours(step_ms: float | None, project_steps: int | None) -> float | None:
-    return None if step_ms is None or project_steps is None else step_ms * project_steps / _MS_PER_HOUR
+    return None if step_ms is None or project_steps is None else step_ms * project_steps / MS_PER_HOUR
 
 
 def _ratio(first: float | None, this: float | None) -> float | None:

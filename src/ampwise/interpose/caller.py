@@ -5,7 +5,6 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 _OURS = "ampwise"
 _LIBRARIES = tuple(
@@ -17,13 +16,11 @@ _LIBRARIES = tuple(
 
 def callers(*, besides: tuple[str, ...] = ()) -> Iterator[FrameType]:
     """The frames that led here, the innermost first, without ampwise's own and those of the modules ``besides``."""
-    frame = sys._getframe(1)  # noqa: SLF001 - inspect.currentframe is the same with a detour
-    current: FrameType | None = frame
-    while current is not None:
-        name = module_of(current)
-        if not _is_within(name, (_OURS, *besides)):
-            yield current
-        current = current.f_back
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - inspect.currentframe is the same with a detour
+    while frame is not None:
+        if not _is_within(module_of(frame), (_OURS, *besides)):
+            yield frame
+        frame = frame.f_back
 
 
 def module_of(frame: FrameType) -> str:
@@ -63,5 +60,5 @@ def is_users(filename: str) -> bool:
     return not os.path.realpath(filename).startswith(_LIBRARIES)
 
 
-def _is_within(name: str, packages: tuple[Any, ...]) -> bool:
+def _is_within(name: str, packages: tuple[str, ...]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)

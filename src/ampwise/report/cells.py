@@ -7,11 +7,10 @@ from enum import StrEnum
 from typing import assert_never
 
 from ampwise._base.text import inert_line
-from ampwise._base.units import format_bytes, format_ms, format_ratio
+from ampwise._base.units import MS_PER_HOUR, format_bytes, format_ms, format_ratio
 from ampwise.records.comparison import Comparison, VariantSummary, Verdict
 
 NOTHING = "–"  # noqa: RUF001  # an en dash is what stands for "no figure" in a table
-_MS_PER_HOUR = 3.6e6
 
 
 class Tone(StrEnum):
@@ -113,7 +112,7 @@ def scale(value: float) -> str:
 
 def hours(value: float) -> str:
     """Hours in the unit that keeps them readable."""
-    return format_ms(value * _MS_PER_HOUR)
+    return format_ms(value * MS_PER_HOUR)
 
 
 def _row(summary: VariantSummary) -> Row:

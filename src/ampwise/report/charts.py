@@ -185,12 +185,7 @@ def _marks(steps: Sequence[StepRecord], look: _Look, top: float) -> Iterator[Fig
                 "x": [x for x, _, _ in points],
                 "y": [_short(y) for _, y, _ in points],
                 "text": [text for _, _, text in points],
-                "marker": {
-                    "symbol": symbol,
-                    "size": size,
-                    "color": look.colour,
-                    "line": {"width": 1, "color": "#ffffff"},
-                },
+                "marker": {"symbol": symbol, "size": size, "color": look.colour, "line": _OUTLINE},
                 "hovertemplate": template,
             }
 

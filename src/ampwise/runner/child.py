@@ -146,7 +146,7 @@ def _lost(spec: LaunchSpec, status: int, *, stderr: str) -> RunRecord:
     killed = status < 0
     kind = f"signal {-status}" if killed else f"exit status {status}"
     return RunRecord(
-        variant=spec.precision + ("+compile" if spec.compile else ""),
+        variant=spec.variant,
         precision=spec.precision,
         reason="the process ended before it could say",
         repeat=spec.repeat,

@@ -1,12 +1,12 @@
 """What an uncaught exception of the script says: where it was raised, of what kind, whether CUDA was missing."""
 
-import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 from ampwise._base.text import inert, inert_line
+from ampwise.interpose.caller import is_users
 from ampwise.records.run import Failure, RunEnd
 
 _OWN = str(Path(__file__).resolve().parents[1])
@@ -73,16 +73,9 @@ def user_place(error: BaseException) -> str | None:
     places = [
         f"{frame.filename}:{frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)
-        if _is_users(frame.filename)
+        if is_users(frame.filename) and not _is_own(frame.filename)
     ]
     return places[-1] if places else None
-
-
-def _is_users(filename: str) -> bool:
-    if filename.startswith("<") or _is_own(filename):
-        return False
-    installed = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return not any(filename.startswith(f"{folder}/") for folder in installed)
 
 
 def describe(error: BaseException) -> Failure:

@@ -130,7 +130,7 @@ class Session:
         choice, injected, memory = self._choice, self._injected, self._memory
         slowed = memory.slowed_steps if memory else frozenset[int]()
         return RunRecord(
-            variant=self.spec.precision + ("+compile" if self.spec.compile else ""),
+            variant=self.spec.variant,
             precision=choice.precision if choice else self.spec.precision,
             reason=choice.reason if choice else _NO_TORCH,
             repeat=self.spec.repeat,

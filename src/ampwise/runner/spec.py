@@ -50,3 +50,8 @@ class LaunchSpec:
     """Folder where each process of the run leaves what it did; its processes share one choice of precision there."""
     summary: bool = True
     """Print the closing summary to stderr."""
+
+    @property
+    def variant(self) -> str:
+        """As a user writes it: ``bf16+compile``."""
+        return f"{self.precision}+compile" if self.compile else self.precision
