@@ -26,7 +26,7 @@ def run(name, lists):
     choice = Choice(precision="bf16", reason="asked for", slow_factor=None, device="cpu")
     with warnings.catch_warnings(), inject(choice=choice, lists=lists, bus=EventBus()) as injected:
         warnings.simplefilter("ignore")
-        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), {"__name__": "__main__"})  # noqa: S102
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), {"__name__": "__main__"})
     return injected
 
 

@@ -36,7 +36,7 @@ def run(name):
     path = SCRIPTS / f"{name}.py"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), {"__name__": "__main__"})  # noqa: S102
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), {"__name__": "__main__"})
 
 
 def injected(precision):

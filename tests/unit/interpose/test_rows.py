@@ -70,7 +70,7 @@ def test_what_is_pickled_is_the_original_without_ampwise(target):
     data = pickle.dumps(getattr(owner, row.attribute))
     undo()
     assert b"ampwise" not in data
-    assert pickle.loads(data) == getattr(owner, row.attribute)  # noqa: S301
+    assert pickle.loads(data) == getattr(owner, row.attribute)
 
 
 def test_it_says_why(target):

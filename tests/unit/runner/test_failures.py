@@ -9,7 +9,7 @@ from ampwise.runner.failures import describe, end_of, missing_cuda, own_place, s
 
 def raised(text, *, filename="/home/user/train.py"):
     try:
-        exec(compile(text, filename, "exec"), {})  # noqa: S102
+        exec(compile(text, filename, "exec"), {})
     except BaseException as error:  # noqa: BLE001
         return error
     raise AssertionError("nothing was raised")
@@ -23,17 +23,14 @@ def frames(error):
     return found
 
 
-THROUGH = "{own}/interpose/seam.py"
-
-
 def through_ampwise(body, outer="f()"):
     """User code that calls ampwise's, which calls ``body``."""
     namespace = {}
     own = f"{failures._OWN}/interpose/made_up.py"
-    exec(compile(f"def inner():\n    {body}\n", "/home/user/layer.py", "exec"), namespace)  # noqa: S102
-    exec(compile("def f():\n    inner()\n", own, "exec"), namespace)  # noqa: S102
+    exec(compile(f"def inner():\n    {body}\n", "/home/user/layer.py", "exec"), namespace)
+    exec(compile("def f():\n    inner()\n", own, "exec"), namespace)
     try:
-        exec(compile(outer, "/home/user/train.py", "exec"), namespace)  # noqa: S102
+        exec(compile(outer, "/home/user/train.py", "exec"), namespace)
     except BaseException as error:  # noqa: BLE001
         return error
     raise AssertionError("nothing was raised")
@@ -63,7 +60,7 @@ def test_a_fault_of_ampwises_own_is_known_by_its_place(tmp_path, monkeypatch):
     own = tmp_path / "own.py"
     own.write_text("def f():\n    1 / 0\ndef g(proceed):\n    return proceed('x')\n")
     namespace = {}
-    exec(compile(own.read_text(), str(own), "exec"), namespace)  # noqa: S102
+    exec(compile(own.read_text(), str(own), "exec"), namespace)
     monkeypatch.setattr(failures, "_OWN", str(tmp_path))
     with pytest.raises(ZeroDivisionError) as caught:
         namespace["f"]()

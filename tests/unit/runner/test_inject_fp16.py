@@ -358,7 +358,7 @@ def test_hooks_of_the_script_pickle_without_ampwise_and_leaves_without_a_warning
         data = pickle.dumps(net)
     assert b"ampwise.runner" not in data
     assert b"ampwise.interpose" not in data
-    pickle.loads(data)  # noqa: S301
+    pickle.loads(data)
 
 
 def test_lbfgs_is_not_scaled():
@@ -384,3 +384,16 @@ def test_nothing_stays_on_the_leaves():
         torch.optim.SGD(net.parameters(), lr=0.1)
         loss_of(net, xs[0], ys[0]).backward()
     assert all(p._backward_hooks is None for p in net.parameters())
+
+
+def test_a_script_whose_default_dtype_is_fp64():
+    torch.set_default_dtype(torch.float64)
+    try:
+        net = nn.Linear(2, 1)
+        with stock_fp16() as injected:
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            net(torch.ones(3, 2)).square().mean().backward()
+            optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (injected.num_steps, injected.num_skipped) == (1, 0)

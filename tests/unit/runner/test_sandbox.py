@@ -93,7 +93,7 @@ def test_an_open_file_of_a_checkpoint_is_redirected_and_of_anything_else_is_not(
         with open(name, "wb") as file:
             pickle.dump(3, file)
         with Path(name).open("rb") as file:
-            assert pickle.load(file) == 3  # noqa: S301
+            assert pickle.load(file) == 3
     assert [path.name for path in home.iterdir()] == ["log.txt"]
     with open(file="log.txt", mode="a") as file:
         assert file.write("x") == 1
