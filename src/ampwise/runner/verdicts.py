@@ -65,8 +65,8 @@ def any_found(found_inf: Sequence[Tensor]) -> bool:
 
 
 def _non_finite_in_group(gradients: list[Tensor], device: torch.device) -> Tensor:
-    found_inf = torch.zeros((), device=device)
-    unscale_and_check_(gradients, torch.ones((), device=device), found_inf, may_overflow=False)
+    found_inf, one = (torch.tensor(value, dtype=torch.float32, device=device) for value in (0.0, 1.0))
+    unscale_and_check_(gradients, one, found_inf, may_overflow=False)
     return found_inf
 
 

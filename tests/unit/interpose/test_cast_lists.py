@@ -325,3 +325,24 @@ def test_every_policy_it_adds_has_a_kernel():
         undo = use_cuda_lists("cpu")
     undo()
     assert {CastPolicy.FP32, CastPolicy.PROMOTE, CastPolicy.TO_SELF} <= set(cast_lists().added("cpu").values())
+
+
+SPARSE_PRODUCTS = {
+    "sparse.mm": torch.sparse.mm,
+    "sparse.addmm": lambda matrix, dense: torch.sparse.addmm(dense, matrix, dense),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize("product", list(SPARSE_PRODUCTS))
+@pytest.mark.usefixtures("lists")
+def test_a_sparse_matrix_times_a_dense_one_has_a_gradient(product, layout, dtype):
+    matrix = (2 * torch.eye(4)).to_sparse(layout=layout)
+    weight = torch.ones(8, 8, requires_grad=True)
+    with autocast():
+        result = SPARSE_PRODUCTS[product](matrix, torch.nn.functional.linear(x, weight).to(dtype))
+    result.sum().backward()
+    assert result.dtype is torch.float32
+    assert torch.isfinite(weight.grad).all()
