@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from ampwise._base.errors import UsageError
@@ -20,8 +21,10 @@ from ampwise.compat.scaler import (
     fresh_optimizer_states,
     unscale_and_check_,
 )
+from ampwise.runtime.buffers import BufferGuard, SaveBeforeForward
 from ampwise.runtime.closure import Overflowed, Snapshot, split_closure
 from ampwise.runtime.gradients import grouped_gradients
+from ampwise.runtime.history import History, HistoryRing
 from ampwise.runtime.loss_scale import (
     LARGEST_SCALE,
     SMALLEST_USEFUL_SCALE,
@@ -91,6 +94,9 @@ class GradScaler(torch.amp.GradScaler):
         self._init_overflows = 0
         self._num_scale_calls = 0
         self._host_found: bool | None = None
+        self._guard = BufferGuard(())
+        self._ring = HistoryRing()
+        self._grad_norm: Tensor | None = None
         self._warns, self._warned = True, False
         self._forget_iteration()
 
@@ -127,6 +133,8 @@ class GradScaler(torch.amp.GradScaler):
         """Multiply a tensor, or the tensors of an iterable, by the scale."""
         self._num_scale_calls += 1
         self._made_with = None
+        if not self._guard.is_saved:
+            self._guard.drop()
         return super().scale(outputs)
 
     def unscale_(self, optimizer: Optimizer) -> None:
@@ -163,13 +171,59 @@ class GradScaler(torch.amp.GradScaler):
         Called after each of several optimizers of one step it counts that step once.
         """
         if not self._enabled:
-            return
-        if new_scale is None:
+            self._remember_norm()
+        elif new_scale is None:
             self._advance()
         else:
+            states = [one for one in self._per_optimizer_states.values() if one["found_inf_per_device"]]
+            found = _sum_all(states, self._scale) if states and self._scale is not None else None
             super().update(_checked(new_scale))
+            self._guard.restore(found)
             self._lower_bound = 0.0 if isinstance(new_scale, Tensor) else float(new_scale)
             self._forget_iteration()
+
+    def protect(self, *modules: Any) -> Callable[[], None]:
+        """Put the buffers of ``modules`` (BatchNorm's running statistics) back whenever ``update`` skips a step.
+
+        Without it a skipped step leaves the parameters finite and the statistics infinite, so that evaluation gives
+        NaN. Give the modules that the loop calls: a compiled or wrapped model, not the one inside it.
+
+        Returns:
+            A function that ends the protection.
+
+        Raises:
+            UsageError: something else than a module is given.
+        """
+        strangers = [type(one).__name__ for one in modules if not isinstance(one, Module)]
+        if strangers or not modules:
+            raise UsageError(f"protect() was given {', '.join(strangers) or 'nothing'}; give the models trained")
+        if not self._enabled:
+            return lambda: None
+        self._guard.watch(modules)
+        hook: Any = SaveBeforeForward(self._guard)
+        handles = [module.register_forward_pre_hook(hook) for module in modules]
+
+        def end() -> None:
+            for handle in handles:
+                handle.remove()
+            self._guard.unwatch(modules)
+
+        return end
+
+    def note_grad_norm(self, norm: Tensor) -> None:
+        """Let the history's next row hold ``norm``, such as ``clip_grad_norm_`` returns it; nothing is waited for."""
+        self._grad_norm = norm
+
+    def history(self) -> History:
+        """The scale, the gradient norm and whether it was skipped, of each of the last 1000 steps.
+
+        The rows wait on the device until this is called; only this call waits for it.
+        """
+        return self._ring.read()
+
+    def plot(self, *, width: int = 72, height: int = 8) -> str:
+        """The history's scale as a plot in plain text, for a terminal or a log."""
+        return self.history().plot(width=width, height=height)
 
     def snapshot_scale(self) -> Tensor | None:
         """A copy of the scale on its device; None if there is none, or none yet."""
@@ -201,7 +255,8 @@ class GradScaler(torch.amp.GradScaler):
         state = super().__getstate__()
         if self._enabled and self._num_overflows is not None:
             state["_init_overflows"] = int(self._num_overflows)
-        return {**state, "_num_overflows": None, "_made_with": None, "_counted": set(), "last_step": None}
+        fresh = {"_guard": BufferGuard(()), "_ring": HistoryRing(), "_grad_norm": None, "last_step": None}
+        return {**state, **fresh, "_num_overflows": None, "_made_with": None, "_counted": set()}
 
     def _forget_iteration(self) -> None:
         """Start anew: no step is half counted."""
@@ -230,7 +285,7 @@ class GradScaler(torch.amp.GradScaler):
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
         if not self._may_overflow(scale.reciprocal()):
             return super()._check_inf_per_device(optimizer)
-        scales, findings = Replicator(scale), Replicator(torch.zeros((), device=scale.device))
+        scales, findings = Replicator(scale), Replicator(torch.zeros((), dtype=torch.float32, device=scale.device))
         with torch.no_grad():
             for device, grads in _gradients(optimizer, allow_fp16=True):
                 check_finite_(grads, findings.get(device), scale=scales.get(device))
@@ -333,22 +388,33 @@ class GradScaler(torch.amp.GradScaler):
         states = {key: state for key, state in self._per_optimizer_states.items() if state["found_inf_per_device"]}
         if not states:
             raise AssertionError("No inf checks were recorded prior to update.")
-        found = torch.stack([_sum(state, scale) for state in states.values()]).sum()
+        found = _sum_all(states.values(), scale)
         before = scale.clone()
         state = ScaleState(scale=scale, growth_tracker=growth_tracker, num_overflows=self._overflows(scale))
         if self._counted.isdisjoint(states) and self._counted:
             made_with = before if self._made_with is None else self._made_with
             back_off_once_(state, found, made_with, self._rules())
+            self._ring.amend(found)
             self._counted |= set(states)
             self._made_with = made_with
         else:
             advance_(state, found, self._rules())
+            self._ring.add(scale=before, found_inf=found, grad_norm=self._grad_norm)
+            self._grad_norm = None
             self._counted = set(states)
             self._made_with = before
         self._lower_bound = max(self._lower_bound * self._backoff_factor, self._min_scale)
         if scale.device.type == "cpu":
             self._learn(scale.item(), overflowed=bool(found))
+        self._guard.restore(found, keep=True)
         self._per_optimizer_states = fresh_optimizer_states()
+
+    def _remember_norm(self) -> None:
+        """Without a scale the history holds the steps whose norm is known."""
+        norm, self._grad_norm = self._grad_norm, None
+        if norm is not None:
+            one = torch.ones((), device=norm.device)
+            self._ring.add(scale=one, found_inf=torch.zeros_like(one), grad_norm=norm)
 
     def _overflows(self, scale: Tensor) -> Tensor:
         if self._num_overflows is None:
@@ -388,6 +454,11 @@ def _sum(optimizer_state: dict[str, Any], scale: Tensor) -> Tensor:
     """How many devices found non-finite gradients, on the scale's device."""
     found: Iterable[Tensor] = optimizer_state["found_inf_per_device"].values()
     return torch.stack([one.to(scale.device, non_blocking=True).reshape(()) for one in found]).sum()
+
+
+def _sum_all(optimizer_states: Iterable[dict[str, Any]], scale: Tensor) -> Tensor:
+    """How many devices found non-finite gradients, in all optimizers."""
+    return torch.stack([_sum(state, scale) for state in optimizer_states]).sum()
 
 
 def _checked(new_scale: Any) -> float | Tensor:

@@ -242,6 +242,8 @@ class TrainStep:
     ) -> StepResult:
         # An autocast region around the whole loop, not ours, would go on serving casts of the old weights.
         torch.clear_autocast_cache()
+        if norm is not None:
+            self.scaler.note_grad_norm(norm)
         self.scaler.update()
         found = _any([one.found_inf for one in results])
         self._buffers.restore(found)
