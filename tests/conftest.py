@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("--all-slow"):
         return
     slow = sorted((item for item in items if item.get_closest_marker("slow")), key=lambda item: item.nodeid)
-    # The sample is the same on every xdist worker of one day, and another one the next day.
+    # Every xdist worker must draw the same sample.
     chosen = set(random.Random(os.environ.get("AMPWISE_SLOW_SEED", "0")).sample(slow, k=-(-len(slow) // SAMPLE)))
     skip = pytest.mark.skip(reason="slow: not in this sample; ./dev test --all runs it")
     for item in slow:
@@ -43,28 +43,27 @@ def _has_cuda():
 
 def _watched():
     """Attributes of torch and Python that ampwise's rows may replace, by identity."""
-    import importlib
-    import pkgutil
     from inspect import getattr_static
 
-    import ampwise.interpose
-    from ampwise.interpose.row import Row
+    from ampwise.interpose.seam import owner_of
+    from rows import all_rows
 
     found = {}
-    for info in pkgutil.iter_modules(ampwise.interpose.__path__, "ampwise.interpose."):
-        module = importlib.import_module(info.name)
-        for row in vars(module).values():
-            rows = row if isinstance(row, tuple) else (row,)
-            for one in rows:
-                if isinstance(one, Row) and one.name not in found:
-                    module_name, _, class_name = one.owner.partition(":")
-                    try:
-                        owner = importlib.import_module(module_name)
-                        owner = getattr(owner, class_name) if class_name else owner
-                        found[one.name] = (owner, one.attribute, getattr_static(owner, one.attribute))
-                    except (ImportError, AttributeError):
-                        continue
+    for row in all_rows():
+        try:
+            owner = owner_of(row)
+            found[row.name] = (owner, row.attribute, getattr_static(owner, row.attribute))
+        except (ImportError, AttributeError):
+            continue  # an optional library that is not installed
     return found
+
+
+@pytest.fixture(scope="session")
+def made():
+    """Recordings made by hand: ``made.normal()``, ``made.crashed()``, ..."""
+    import recordings
+
+    return recordings
 
 
 @pytest.fixture(scope="session")

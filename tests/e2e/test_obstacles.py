@@ -1,32 +1,19 @@
 """Each obstacle is a plain script. It runs by itself and under ampwise, and not without the row that removes it."""
 
-import importlib
-import pkgutil
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
-import ampwise.interpose
 from ampwise.interpose import gradient_views, own_amp, seam
-from ampwise.interpose.row import Row
 from ampwise.observe.events import EventBus
 from ampwise.runner.inject import inject
 from ampwise.runtime.device import Choice
+from rows import all_rows
 
 SCRIPTS = Path(__file__).parent / "scripts"
 UNDER_FP16 = {row.name for row in (*gradient_views.ROWS, own_amp.SCALER)}
-
-
-def all_rows():
-    found = {}
-    for info in pkgutil.iter_modules(ampwise.interpose.__path__, "ampwise.interpose."):
-        for value in vars(importlib.import_module(info.name)).values():
-            for row in value if isinstance(value, tuple) else (value,):
-                if isinstance(row, Row):
-                    found[row.name] = row
-    return list(found.values())
 
 
 ROWS = [row for row in all_rows() if row.obstacle is not None]

@@ -1,26 +1,13 @@
 """``ampwise report``, through the real command."""
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from ampwise.records.files import save_recording
-
-_HOME = Path(__file__).parents[1] / "unit" / "report" / "recordings.py"
-
-
-@pytest.fixture(scope="module")
-def made():
-    """The handmade recordings of the report's unit tests."""
-    spec = importlib.util.spec_from_file_location("recordings_for_the_command", _HOME)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

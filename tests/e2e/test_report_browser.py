@@ -1,6 +1,5 @@
 """A report in a real browser, with the network blocked: the charts draw, nothing is loaded, nothing complains."""
 
-import importlib.util
 import json
 import os
 import re
@@ -16,7 +15,6 @@ from ampwise.report.html import render_html
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
 
-_HOME = Path(__file__).parents[1] / "unit" / "report" / "recordings.py"
 _FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -45,15 +43,6 @@ def browser():
     if found is None:
         pytest.skip("no Chromium found; install Debian's package chromium to run the browser tests")
     return found
-
-
-@pytest.fixture(scope="module")
-def made():
-    """The handmade recordings of the report's unit tests."""
-    spec = importlib.util.spec_from_file_location("recordings_for_the_browser", _HOME)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from ampwise.cli.main import main
 from ampwise.compare import measure
 from ampwise.compare.measure import ComparisonInterrupted, Progress
 from ampwise.records.comparison import Comparison, VariantSummary, Verdict
-from ampwise.records.environment import Environment
 from ampwise.records.files import load_recording
 from ampwise.records.recording import Recording
 from ampwise.records.run import RunEnd, RunRecord
+from recordings import ENVIRONMENT
 
 
 def recording(*, error=None):
@@ -32,21 +32,11 @@ def recording(*, error=None):
         ratio_memory=1.0,
         error=error,
     )
-    environment = Environment(
-        ampwise="0",
-        python="3",
-        torch="2",
-        platform="here",
-        device="cpu",
-        device_name="a processor",
-        num_threads=1,
-        allocator="tuned",
-    )
     run = RunRecord(variant="bf16", precision="bf16", reason="asked for", repeat=0, end=RunEnd.STOPPED)
     return Recording(
         created="2026-01-01T00:00:00+00:00",
         command=("train.py",),
-        environment=environment,
+        environment=ENVIRONMENT,
         runs=(run,),
         comparison=Comparison(variants=(row,), num_steps=60, num_repeats=2, project_steps=None),
     )

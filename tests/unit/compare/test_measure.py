@@ -6,23 +6,13 @@ from ampwise._base.errors import CannotRunError
 from ampwise.compare.measure import EXTRA_NOTE, ComparisonInterrupted, compare
 from ampwise.compare.schedule import ComparisonPlan
 from ampwise.compare.variants import parse_variants
-from ampwise.records.environment import Environment
 from ampwise.records.files import from_json, to_json
 from ampwise.records.recording import Recording
 from ampwise.records.run import RunEnd
 from ampwise.runner.script import Target
+from recordings import ENVIRONMENT
 
 TARGET = Target(path="train.py", argv=("--lr", "1"))
-ENVIRONMENT = Environment(
-    ampwise="0",
-    python="3",
-    torch="2",
-    platform="here",
-    device="cpu",
-    device_name="a processor",
-    num_threads=1,
-    allocator="system",
-)
 
 
 class FakeRunner:

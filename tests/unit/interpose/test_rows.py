@@ -1,26 +1,13 @@
 """The laws of every row: what is replaced looks like the original, passes calls through, and is put back."""
 
-import importlib
 import inspect
 import pickle
-import pkgutil
 from inspect import getattr_static
 
 import pytest
 
-import ampwise.interpose
-from ampwise.interpose.row import Row
 from ampwise.interpose.seam import intercept, intercepted, owner_of
-
-
-def all_rows():
-    found = {}
-    for info in pkgutil.iter_modules(ampwise.interpose.__path__, "ampwise.interpose."):
-        for value in vars(importlib.import_module(info.name)).values():
-            for row in value if isinstance(value, tuple) else (value,):
-                if isinstance(row, Row):
-                    found[row.name] = row
-    return list(found.values())
+from rows import all_rows
 
 
 @pytest.fixture(params=all_rows(), ids=lambda row: row.name)
