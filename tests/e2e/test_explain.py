@@ -37,7 +37,22 @@ def test_a_format():
 @pytest.mark.parametrize("name", ["fp64", "fp32", "tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "half"])
 def test_every_format_has_a_page_that_fits_a_terminal(name):
     _, text = _lines(name)
-    assert max(map(len, text.splitlines())) <= 100
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("word", ["-6.1e-5", "-1.00001e-40", "1e-8", "65520", "softmax", "nn.BCELoss", "mean", "prod"])
+def test_every_page_fits_a_terminal(word):
+    _, text = _lines(word)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("name", "is_named"), [("fp16", True), ("bf16", False), ("tf32", False)])
+def test_gpus_without_tensor_cores_are_named_where_their_capability_would_do(name, is_named):
+    assert ("but for GTX 16xx" in _lines(name)[1]) == is_named
+
+
+def test_a_title_is_not_repeated_as_another_name():
+    assert _lines("bf16")[1].startswith("bf16: bfloat16\n")
 
 
 def test_e4m3_overflows_to_nan_only_above_its_threshold():
@@ -52,7 +67,7 @@ def test_a_small_number():
     assert "underflows" in lines["1"]
     assert "subnormal" in lines["1024"]
     assert "rounded" in lines["65536"]
-    assert "keeps it from zero: 4; that keeps all its digits: 8192" in text
+    assert "keeps it from zero: 4; all its digits: 8192" in text
 
 
 def test_a_number_next_to_one():
@@ -87,7 +102,7 @@ def test_a_number_that_fp32_cannot_hold():
 
 
 def test_a_large_scale_is_written_as_a_power():
-    assert "keeps it from zero: 2^42; that keeps all its digits: 2^53" in _lines("1e-20")[1]
+    assert "keeps it from zero: 2^42; all its digits: 2^53" in _lines("1e-20")[1]
 
 
 def test_json_of_a_number():

@@ -1,5 +1,8 @@
 """Gives every end of a command its exit status, and every refusal its line."""
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +31,17 @@ def status_of(command: Callable[[], Any]) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line of ampwise's own to stderr."""
-    click.echo(f"ampwise: {inert(text)}", err=True)
+    """Print a line of ampwise's own to stderr: whole in a pipe, broken between words on a terminal."""
+    line = f"ampwise: {inert(text)}"
+    click.echo(fitted(line, width=shutil.get_terminal_size().columns) if sys.stderr.isatty() else line, err=True)
+
+
+def fitted(text: str, *, width: int) -> str:
+    """``text`` in lines of at most ``width`` columns, the further ones indented; no word, path or name is broken."""
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
 
 
 def _show_click(error: click.ClickException) -> int:

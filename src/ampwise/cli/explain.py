@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -30,14 +31,16 @@ from ampwise.records.files import to_plain
 _OUTCOMES = {
     Outcome.EXACT: "exact",
     Outcome.ROUNDED: "rounded",
-    Outcome.SUBNORMAL: "subnormal: fewer digits",
+    Outcome.SUBNORMAL: "subnormal, few digits",
     Outcome.ZERO: "underflows to zero",
     Outcome.OVERFLOW: "overflows",
 }
 
 
+_GTX_16XX = (7, 5)
+"""Their compute capability; they have no tensor cores."""
+
 _NEGATIVE = re.compile(r"-(?:[\d.]|inf|nan)", re.IGNORECASE)
-_TEXT_WIDTH = 78
 
 
 class _TakesNegativeNumbers(click.Command):
@@ -96,8 +99,7 @@ def _shown(facts: FormatFacts | NumberFacts | OperatorDescription) -> tuple[str,
         case NumberFacts():
             return "number", _number_lines(facts)
         case OperatorDescription():
-            rows = [row for name, text in operator_rows(facts) for row in _wrapped(name, text)]
-            return "operator", [operator_head(facts), *_columns(rows)]
+            return "operator", [operator_head(facts), *_wrapped(operator_rows(facts))]
 
 
 def _format_lines(facts: FormatFacts) -> list[str]:
@@ -112,21 +114,32 @@ def _format_lines(facts: FormatFacts) -> list[str]:
         ("CPU instructions", ", ".join(facts.cpu_flags)),
         ("in training", _training(facts.name)),
     ]
-    head = f"{facts.name}: {facts.title} (also {', '.join(facts.aliases)})"
-    return [head, *_columns([row for name, text in rows for row in _wrapped(name, text)])]
+    others = ", ".join(alias for alias in facts.aliases if alias != facts.title)
+    return [f"{facts.name}: {facts.title}{f' (also {others})' if others else ''}", *_wrapped(rows)]
 
 
-def _wrapped(name: str, text: str) -> list[tuple[str, str]]:
-    """One row a line of ``text``, the first with its name."""
-    lines = textwrap.wrap(text, _TEXT_WIDTH)
-    return [(f"  {name}" if line is lines[0] else "", line) for line in lines]
+def _wrapped(rows: Iterable[tuple[str, str]]) -> list[str]:
+    """Names and their texts in two columns as wide as the terminal; an empty text is left out with its name."""
+    table = [(f"  {name}  ", text) for name, text in rows if text]
+    indent = max(len(name) for name, _ in table)
+    return [
+        line
+        for name, text in table
+        for line in textwrap.wrap(
+            text,
+            shutil.get_terminal_size().columns,
+            initial_indent=name.ljust(indent),
+            subsequent_indent=" " * indent,
+        )
+    ]
 
 
 def _gpus(facts: FormatFacts) -> str:
     if facts.least_compute_capability is None:
         return ""
     major, minor = facts.least_compute_capability
-    return f"compute capability {major}.{minor} and above, but for GTX 16xx: {', '.join(facts.gpus)}"
+    exception = ", but for GTX 16xx" if (major, minor) <= _GTX_16XX else ""
+    return f"compute capability {major}.{minor} and above{exception}: {', '.join(facts.gpus)}"
 
 
 def _storage(facts: FormatFacts) -> str:
@@ -157,7 +170,7 @@ def _training(name: str) -> str:
 
 
 def _number_lines(facts: NumberFacts) -> list[str]:
-    head = ("  format", "becomes", "what happens", "relative error", "ulp there", "1.0 + it")
+    head = ("  format", "becomes", "what happens", "rel. error", "ulp", "1.0 + it")
     lines = [facts.given, *_columns([head, *map(_image_row, facts.images)])]
     return lines if facts.loss_scaling is None else [*lines, "", *_scaling_lines(facts.loss_scaling)]
 
@@ -187,8 +200,8 @@ def _scaling_verdict(scaling: LossScaling) -> str:
     if scaling.smallest_normal == 1:
         return "It needs no loss scale."
     return (
-        f"Smallest power of two that keeps it from zero: {_scale(scaling.smallest_nonzero)}; "
-        f"that keeps all its digits: {_scale(scaling.smallest_normal)}."
+        f"Least power of two that keeps it from zero: {_scale(scaling.smallest_nonzero)}; "
+        f"all its digits: {_scale(scaling.smallest_normal)}."
     )
 
 

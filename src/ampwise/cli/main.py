@@ -12,7 +12,7 @@ _COMMANDS = {
     "compare": "Run a script in several precisions; show what each gained.",
     "report": "Render a saved recording again.",
     "info": "Say what this machine can do and which precision to use.",
-    "explain": "Explain a format, or what a number becomes in each.",
+    "explain": "Explain a format, a number in each format, or an operator.",
 }
 
 

@@ -8,7 +8,7 @@ _DEVICES = {"cpu": "CPU", "cuda": "CUDA"}
 
 
 def operator_rows(description: OperatorDescription) -> Iterator[tuple[str, str]]:
-    """What happens to the operator on each device, as name and text; the name is empty where it goes on."""
+    """What happens to the operator on each device, as name and text."""
     for device_type, name in _DEVICES.items():
         behaviours = [one for one in description.behaviours if one.device_type == device_type]
         for who, policies in (

@@ -175,7 +175,7 @@ def in_words(policy: CastPolicy | None) -> str:
         case None:
             return "is in no list: runs in its arguments' dtype, or as the operators it is made of"
         case CastPolicy.LOWER:
-            return "runs in the low precision"
+            return "runs in the low precision (bf16 or fp16)"
         case CastPolicy.FP32 | CastPolicy.FP32_SET_OPT_DTYPE | CastPolicy.FP32_APPEND_DTYPE:
             return "runs in fp32"
         case CastPolicy.PROMOTE:

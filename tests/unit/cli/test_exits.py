@@ -2,7 +2,7 @@ import click
 import pytest
 
 from ampwise._base.errors import CannotRunError, RecordError, UsageError
-from ampwise.cli.exits import say, status_of
+from ampwise.cli.exits import fitted, say, status_of
 
 
 def raising(error):
@@ -58,3 +58,22 @@ def test_a_fault_of_ampwises_own_is_not_hidden():
 def test_what_is_said_is_inert(capsys):
     say("a\x1b[31mb")
     assert capsys.readouterr().err == "ampwise: ab\n"
+
+
+def test_a_line_is_broken_between_words_and_only_there():
+    path = "/a/very/long/path-of-somebody's/" + "x" * 40
+    text = f"ampwise: cannot write {path}: the folder does not exist\nand --precision fp32 more words follow here"
+    lines = fitted(text, width=40).split("\n")
+    assert " ".join(line.strip() for line in lines) == text.replace("\n", " ")
+    assert all(len(line) <= 40 or path in line for line in lines)
+    assert lines[1].startswith("  ")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_refusal_is_one_line_in_a_pipe_and_fits_a_terminal(is_terminal, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    say("word " * 30)
+    lines = capsys.readouterr().err.splitlines()
+    assert (len(lines) > 1) == is_terminal
+    assert all(len(line) <= 60 for line in lines) == is_terminal
