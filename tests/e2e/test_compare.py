@@ -58,7 +58,6 @@ def compared(tmp_path_factory):
     return SimpleNamespace(folder=folder, done=done, document=json.loads(done.stdout))
 
 
-@pytest.mark.xdist_group("compare")
 class TestCompared:
     def test_stdout_is_one_document_with_a_row_a_variant(self, compared):
         fp32, bf16, fp16 = compared.document["variants"]

@@ -13,7 +13,7 @@ import pytest
 
 from ampwise.report.html import render_html
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
+pytestmark = pytest.mark.browser
 
 _FLAGS = (
     "--headless",

@@ -158,7 +158,6 @@ def test_flipped_bits_are_refused_or_read_as_a_record():
         _reads_or_refuses(_flip(content, chance.sample(range(8 * len(content)), chance.randint(1, 3))))
 
 
-@pytest.mark.slow
 def test_every_single_flipped_bit_is_refused_or_read_as_a_record():
     content = _small()
     for bit in range(8 * len(content)):

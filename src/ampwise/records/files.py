@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,6 +16,7 @@ from ampwise._base.version import __version__
 from ampwise.records.recording import VERSION, Recording
 
 if TYPE_CHECKING:
+    from pydantic import TypeAdapter
     from pydantic_core import ErrorDetails
 
 T = TypeVar("T")
@@ -177,7 +179,7 @@ def _check_head(document: dict[str, Any], kind: type, source: str) -> None:
 
 
 def _validate(body: dict[str, Any], kind: type[T], source: str) -> T:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     # pydantic takes lists for tuples and words for enums in JSON alone, so its own parser reads the checked tree again
     try:
@@ -185,9 +187,17 @@ def _validate(body: dict[str, Any], kind: type[T], source: str) -> T:
     except UnicodeEncodeError as error:
         raise RecordError(f"{source} is not a record: it holds half a surrogate pair, which is no text") from error
     try:
-        return TypeAdapter(kind).validate_json(content, strict=True)
+        return _checker(kind).validate_json(content, strict=True)
     except ValidationError as error:
         raise RecordError(_complaint(error.errors(include_url=False), kind, source)) from error
+
+
+@cache
+def _checker(kind: type[T]) -> "TypeAdapter[T]":
+    """What checks a record of that kind; dear to make, and always the same."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
 
 
 def _complaint(errors: "list[ErrorDetails]", kind: type, source: str) -> str:
