@@ -10,16 +10,19 @@ from ampwise._base.version import __version__
 
 if TYPE_CHECKING:
     from ampwise.runtime.autocast import autocast
+    from ampwise.runtime.custom_function import custom_bwd, custom_fwd
     from ampwise.runtime.scaler import GradScaler
     from ampwise.runtime.step import TrainStep
 
 _HOMES = {
     "autocast": "ampwise.runtime.autocast",
+    "custom_bwd": "ampwise.runtime.custom_function",
+    "custom_fwd": "ampwise.runtime.custom_function",
     "GradScaler": "ampwise.runtime.scaler",
     "TrainStep": "ampwise.runtime.step",
 }
 
-__all__ = ["GradScaler", "TrainStep", "__version__", "autocast"]
+__all__ = ["GradScaler", "TrainStep", "__version__", "autocast", "custom_bwd", "custom_fwd"]
 
 
 def __getattr__(name: str) -> Any:

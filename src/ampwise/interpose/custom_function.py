@@ -17,7 +17,7 @@ APPLY = Row(
     why="forward multiplies in low precision, backward mixes that gradient with saved fp32: RuntimeError",
     obstacle="custom_function",
 )
-_AUTOCAST_MODULE = "torch.amp.autocast_mode"
+_AUTOCAST_MODULES = ("torch.amp.autocast_mode", "ampwise.runtime.custom_function")
 _LOW = (torch.float16, torch.bfloat16)
 
 
@@ -55,7 +55,7 @@ def knows_autocast(cls: type[Any]) -> bool:
     if cls.__module__.partition(".")[0] == "torch":
         return True
     methods = (getattr(cls, name, None) for name in ("forward", "backward"))
-    return any(getattr(method, "__globals__", {}).get("__name__") == _AUTOCAST_MODULE for method in methods)
+    return any(getattr(method, "__globals__", {}).get("__name__") in _AUTOCAST_MODULES for method in methods)
 
 
 def _widened(value: Any) -> Any:
