@@ -10,13 +10,17 @@ from ampwise._base.errors import UsageError
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write ``content`` (text as UTF-8) beside ``path``, then rename it into place.
 
-    A reader sees the old file or the new one, never half of either.
+    A reader sees the old file or the new one, never half of either. A link stays, and what it leads to is replaced; a
+    device or pipe is written to.
 
     Raises:
         UsageError: the file cannot be written; nothing is left behind.
     """
-    target = Path(path)
+    target = _end_of_links(path)
     data = content.encode() if isinstance(content, str) else content
+    if _is_stream(target):
+        _write_through(target, data)
+        return
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     except OSError as error:
@@ -43,12 +47,33 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     Raises:
         UsageError: it is a folder, its folder is missing, or writing there is refused.
     """
-    target = Path(path)
+    target = _end_of_links(path)
     if target.is_dir():
         raise UsageError(f"cannot write {target}: it is a folder; name a file in it")
+    if _is_stream(target):
+        return
     try:
         with tempfile.NamedTemporaryFile(prefix=f".{target.name}.", dir=target.parent):
             pass
+    except OSError as error:
+        raise UsageError(_refusal(target, error)) from error
+
+
+def _end_of_links(path: str | os.PathLike[str]) -> Path:
+    """What ``path`` leads to where it is a link, else ``path`` as it was given."""
+    target = Path(path)
+    return target.resolve() if target.is_symlink() and not _is_stream(target) else target
+
+
+def _is_stream(target: Path) -> bool:
+    """Whether it is there and neither a file nor a folder: /dev/null, /dev/stdout, a pipe."""
+    return target.exists() and not target.is_file() and not target.is_dir()
+
+
+def _write_through(target: Path, data: bytes) -> None:
+    try:
+        with target.open("wb") as stream:
+            stream.write(data)
     except OSError as error:
         raise UsageError(_refusal(target, error)) from error
 

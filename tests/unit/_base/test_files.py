@@ -59,3 +59,28 @@ def test_a_new_file_has_the_mode_an_ordinary_open_gives(tmp_path):
     (tmp_path / "plain").write_text("x")
     write_atomically(tmp_path / "ours", "x")
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path):
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "record.json"
+    link.symlink_to(tmp_path / "there" / "real.json")
+    for content in ("one", "two"):
+        check_writable(link)
+        write_atomically(link, content)
+        assert link.is_symlink()
+        assert (tmp_path / "there" / "real.json").read_text() == content
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    check_writable(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_atomically(pipe, "text")
+        assert os.read(reader, 100) == b"text"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert [one.name for one in tmp_path.iterdir()] == ["pipe"]
