@@ -2,9 +2,9 @@
 
 import json
 import os
+import shutil
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
@@ -16,7 +16,7 @@ import click
 from ampwise._base.errors import UsageError
 from ampwise._base.files import check_writable, write_atomically
 from ampwise._base.text import inert_line
-from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, say
+from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, has_syntax_error, say
 from ampwise.compare.schedule import ComparisonPlan
 from ampwise.compare.variants import parse_variants
 from ampwise.records.files import save_recording
@@ -42,8 +42,17 @@ _PATH = click.Path(path_type=Path)
     metavar="NAMES",
     help="What to compare; ratios are to the first: fp32, tf32, bf16, fp16, auto, each with or without +compile.",
 )
-@click.option("--steps", type=click.IntRange(min=1), default=60, show_default=True, help="Optimizer steps of each run.")
-@click.option("--repeat", type=click.IntRange(min=1), default=2, show_default=True, help="Runs of each variant.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=60,
+    show_default=True,
+    metavar="N",
+    help="Optimizer steps of each run.",
+)
+@click.option(
+    "--repeat", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Runs of each variant."
+)
 @click.option("--project-steps", type=click.IntRange(min=1), metavar="N", help="Say how long N steps would take.")
 @click.option("--report", type=_PATH, metavar="FILE", help="Write one self-contained HTML file.")
 @click.option("--record", type=_PATH, metavar="FILE", help="Save all that was measured, for `ampwise report`.")
@@ -76,7 +85,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     """  # noqa: D301 - click's mark for a block kept as it is
     plan = _plan(options)
     target = Target(module=words[0], argv=words[1:]) if options["is_module"] else Target(path=words[0], argv=words[1:])
-    _check_files(options["report"], options["record"])
+    _check_files(options["report"], options["record"], target)
     status = _check_script(target)
     if status:
         return status
@@ -102,13 +111,17 @@ def _plan(options: Mapping[str, Any]) -> ComparisonPlan:
     )
 
 
-def _check_files(report: Path | None, record: Path | None) -> None:
+def _check_files(report: Path | None, record: Path | None, target: Target) -> None:
     """Say before training what could not be written after it."""
     for path in (report, record):
         if path is not None:
             check_writable(path)
     if report is not None and record is not None and report.resolve() == record.resolve():
         raise UsageError(f"--report and --record both name {report}; name two files")
+    script = None if target.path is None else Path(target.path).resolve()
+    for option, path in (("--report", report), ("--record", record)):
+        if path is not None and path.resolve() == script:
+            raise UsageError(f"{option} names the script {path}, which it would replace; name another file")
 
 
 def _check_script(target: Target) -> int:
@@ -130,13 +143,9 @@ def _check_script(target: Target) -> int:
         source = path.read_bytes()
     except OSError as error:
         reason = f"[Errno {error.errno}] {error.strerror}"
-        raise UsageError(f"can't open file {inert_line(str(path.absolute()))!r}: {reason}") from None
-    try:
-        compile(source, str(path.absolute()), "exec", dont_inherit=True)
-    except SyntaxError as error:
-        click.echo("".join(traceback.format_exception_only(error)), nl=False, err=True)
-        return 1
-    return 0
+        hint = f"; compare runs scripts, no launchers such as {target.path}" if shutil.which(target.path or "") else ""
+        raise UsageError(f"can't open file {inert_line(str(path.absolute()))!r}: {reason}{hint}") from None
+    return int(has_syntax_error(source, str(path.absolute())))
 
 
 def _check_device(device: str | None) -> None:

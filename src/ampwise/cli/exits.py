@@ -3,6 +3,7 @@
 import shutil
 import sys
 import textwrap
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,16 @@ def fitted(text: str, *, width: int) -> str:
         textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         for line in text.split("\n")
     )
+
+
+def has_syntax_error(source: str | bytes, path: str) -> bool:
+    """Whether python would not compile the script; its message, which names no line of ampwise's, is then printed."""
+    try:
+        compile(source, path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        click.echo("".join(traceback.format_exception_only(error)), nl=False, err=True)
+        return True
+    return False
 
 
 def _show_click(error: click.ClickException) -> int:

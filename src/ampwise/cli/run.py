@@ -17,7 +17,7 @@ import click
 
 from ampwise._base.errors import AmpwiseError, CannotRunError, UsageError
 from ampwise._base.text import inert_line
-from ampwise.cli.exits import INTERRUPTED, say
+from ampwise.cli.exits import INTERRUPTED, has_syntax_error, say
 from ampwise.plan.presets import get_precision
 from ampwise.records.files import to_plain
 from ampwise.runner.bootstrap import announce, children_environment, own_environment
@@ -130,8 +130,12 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     """  # noqa: D301 - click's mark for a block kept as it is
     spec = _spec(options)
     is_launcher = options["has_dashes"] and not options["is_module"] and _is_launcher(words[0])
+    if not is_launcher and not options["is_module"]:
+        _refuse_command(words[0])
     target = _target(words, is_module=options["is_module"])
     if options["show_code"]:
+        if is_launcher:
+            raise UsageError(f"--show-code shows a script; name it in place of {inert_line(words[0])}")
         return _show_code(target, spec)
     leaving = _Leaving()
     spec = replace(spec, parts=leaving.parts)
@@ -142,7 +146,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
 def _spec(options: Mapping[str, Any]) -> LaunchSpec:
     precision, device = options["precision"], options["device"]
     if device is not None and _DEVICE.fullmatch(device) is None:
-        raise UsageError(f'--device "{inert_line(device)}": write cpu, cuda, cuda:1, mps or xpu')
+        raise UsageError(f'"{inert_line(device)}" is not a device; write cpu, cuda, cuda:1, mps or xpu')
     return LaunchSpec(
         precision="auto" if precision == "auto" else get_precision(precision).name,
         lists=Lists(options["lists"]),
@@ -157,6 +161,13 @@ def _target(words: tuple[str, ...], *, is_module: bool) -> Target:
     return Target(module=name, argv=argv) if is_module else Target(path=name, argv=argv)
 
 
+def _refuse_command(word: str) -> None:
+    """Say what to write where a launcher stands in the script's place."""
+    if not Path(word).exists() and shutil.which(word) is not None:
+        name = inert_line(word)
+        raise UsageError(f"{name} is a command, no file: to run what it starts, write ampwise run -- {name} ...")
+
+
 def _is_launcher(word: str) -> bool:
     """Whether the word after ``--`` is a command; a script may stand there too."""
     return not (word.endswith(".py") and Path(word).is_file() and shutil.which(word) is None)
@@ -169,12 +180,11 @@ def _show_code(target: Target, spec: LaunchSpec) -> int:
     from ampwise.runtime.placement import use_device
 
     path, source = source_of(target)
+    if has_syntax_error(source, str(Path(path).absolute())):
+        return 1
     with use_device(spec.device) as device:
         choice = choose_precision(spec.precision, device=device)
-    try:
-        shown = show_code(source, filename=path, precision=choice.precision, device_type=device.type)
-    except SyntaxError as error:
-        return show_error(error)
+    shown = show_code(source, filename=path, precision=choice.precision, device_type=device.type)
     click.echo(shown.diff, nl=False)
     for note in shown.notes:
         say(note)

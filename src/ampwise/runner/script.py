@@ -109,7 +109,9 @@ def source_of(target: Target) -> tuple[str, str]:
     try:
         with tokenize.open(path) as file:  # in the encoding the script declares
             return path, file.read()
-    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UsageError(f"can't open file {_absolute(path)!r}: [Errno {error.errno}] {error.strerror}") from None
+    except (SyntaxError, UnicodeDecodeError) as error:
         raise UsageError(f"can't read the source of {path!r}: {error}") from None
 
 

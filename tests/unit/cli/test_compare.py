@@ -208,3 +208,21 @@ def test_importing_the_command_leaves_torch_out():
 
     code = "import ampwise.cli.compare, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("option", ["--report", "--record"])
+def test_the_script_is_not_replaced_by_what_is_written(compared, script, option, capsys):
+    from pathlib import Path
+
+    text = Path(script).read_text()
+    status, err = refuse(capsys, option, str(Path(script).parent / "." / Path(script).name), script)
+    assert (status, compared) == (2, [])
+    assert "names the script" in err
+    assert Path(script).read_text() == text
+
+
+def test_a_launcher_is_no_script(compared, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, err = refuse(capsys, "python", "train.py")
+    assert (status, compared) == (2, [])
+    assert "no launchers such as python" in err

@@ -118,5 +118,5 @@ def test_the_source_is_read_in_its_own_encoding(tmp_path):
     (tmp_path / "latin.py").write_bytes("# coding: latin-1\nx = 'é'\n".encode("latin-1"))
     path = str(tmp_path / "latin.py")
     assert source_of(Target(path=path)) == (path, "# coding: latin-1\nx = 'é'\n")
-    with pytest.raises(UsageError, match="can't read"):
+    with pytest.raises(UsageError, match="can't open"):
         source_of(Target(path=str(tmp_path)))
