@@ -16,12 +16,13 @@ from ampwise.records.environment import Environment
 from ampwise.records.recording import Recording
 from ampwise.records.run import RunEnd, RunRecord
 from ampwise.runner.bootstrap import own_environment
+from ampwise.runner.changes import ChangeWatch
 from ampwise.runner.child import run_child
 from ampwise.runner.script import Target
 from ampwise.runner.spec import LaunchSpec
 from ampwise.runner.summary import NO_STEP_FOUND
 
-EXTRA_NOTE = "run only to measure fp32's own noise; it is in no row of the table"
+EXTRA_NOTE = "a run with another seed, made only to measure fp32's own noise; no figure of the table is from it"
 
 
 class Runner(Protocol):
@@ -82,13 +83,18 @@ def compare(
     """
     describe = describe or _describe
     done: list[tuple[ScheduledRun, RunRecord]] = []
+    changes = ChangeWatch(str(Path.cwd()), scratch=plan.saved) if plan.saved is not None else None
+
+    def recording() -> Recording:
+        return _recording(target, plan, done, describe(plan), notes=changes.notes() if changes else ())
+
     try:
         _run_all(target, plan, done, run=run, on_progress=on_progress or _ignore)
     except KeyboardInterrupt:
         if not any(record.has_finished for _, record in done):
             raise
-        raise ComparisonInterrupted(_recording(target, plan, done, describe(plan))) from None
-    return _recording(target, plan, done, describe(plan))
+        raise ComparisonInterrupted(recording()) from None
+    return recording()
 
 
 def _run_all(
@@ -148,6 +154,8 @@ def _recording(
     plan: ComparisonPlan,
     done: Sequence[tuple[ScheduledRun, RunRecord]],
     environment: Environment,
+    *,
+    notes: tuple[str, ...],
 ) -> Recording:
     fp32 = [record for scheduled, record in done if scheduled.variant.is_fp32]
     by_name = {
@@ -160,6 +168,7 @@ def _recording(
         command=target.command,
         environment=environment,
         runs=tuple(record for _, record in done),
+        notes=notes,
         comparison=Comparison(
             variants=tuple(
                 summarise(variant, by_name[variant.name], fp32=fp32, first=first, project_steps=plan.project_steps)

@@ -1,5 +1,6 @@
 """What ampwise uses of torch.optim's unwritten protocols."""
 
+import inspect
 from typing import Any
 
 from torch import Tensor
@@ -9,6 +10,12 @@ from torch.optim import Optimizer
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """Every parameter of the optimizer, in order."""
     return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether the optimizer evaluates the loss itself, so that it cannot step without a function that does."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def name_of(optimizer: Optimizer, param: Tensor) -> str:

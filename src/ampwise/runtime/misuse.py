@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ampwise._base.errors import UsageError
 from ampwise.compat.optim import name_of, parameters_of
+from ampwise.formats import find_format
 
 
 def check_options(
@@ -18,18 +19,22 @@ def check_options(
     modules: Sequence[Any],
     schedulers: Sequence[Any],
     *,
-    clip_grad_norm: float | None,
-    clip_grad_value: float | None,
-    accumulation_steps: int,
+    precision: Any,
+    clip_grad_norm: Any,
+    clip_grad_value: Any,
+    accumulation_steps: Any,
 ) -> None:
     """Raise one UsageError that names every fault of a TrainStep's options."""
     faults = [*_optimizer_faults(optimizers), *_scheduler_faults(schedulers, optimizers)]
     faults += [f"modules holds a {type(one).__name__}; give models" for one in modules if not isinstance(one, Module)]
-    if accumulation_steps < 1:
-        faults.append(f"accumulation_steps is {accumulation_steps}; give 1 or more")
+    faults += _precision_faults(precision)
+    if type(accumulation_steps) is not int or accumulation_steps < 1:
+        faults.append(f"accumulation_steps is {accumulation_steps!r}; give a whole number, 1 or more")
     clips = {"clip_grad_norm": clip_grad_norm, "clip_grad_value": clip_grad_value}
     faults += [
-        f"{name} is {value}; give more than 0" for name, value in clips.items() if value is not None and not value > 0
+        f"{name} is {value!r}; give a number, more than 0"
+        for name, value in clips.items()
+        if value is not None and not (isinstance(value, (int, float)) and value > 0)
     ]
     if clip_grad_norm is not None and clip_grad_value is not None:
         faults.append("clip_grad_norm and clip_grad_value are both given; give one")
@@ -57,6 +62,16 @@ def check_losses(loss: Any) -> tuple[Tensor, ...]:
                 "parameters are frozen"
             )
     return losses
+
+
+def backward(losses: Sequence[Tensor]) -> None:
+    """``torch.autograd.backward``; where the script has done it already, torch's error says whose it is."""
+    try:
+        torch.autograd.backward(losses)
+    except RuntimeError as error:
+        if "second time" in str(error):
+            error.add_note("A TrainStep runs the backward pass itself: remove loss.backward() before step(loss).")
+        raise
 
 
 def name_parameters(modules: Sequence[Module], optimizers: Sequence[Optimizer]) -> Mapping[str, Tensor]:
@@ -92,6 +107,14 @@ def _optimizer_faults(optimizers: Sequence[Any]) -> list[str]:
         return [f"optimizers holds a {name}; give torch.optim optimizers" for name in strangers]
     faults = ["an optimizer is given twice"] if len(set(map(id, optimizers))) < len(optimizers) else []
     return faults if any(parameters_of(one) for one in optimizers) else [*faults, "the optimizers have no parameters"]
+
+
+def _precision_faults(precision: Any) -> list[str]:
+    if isinstance(precision, str):
+        return []
+    format_ = find_format(str(precision).removeprefix("torch."))
+    name = "auto" if format_ is None else format_.name
+    return [f'precision is {precision!r}; give a name, as in precision="{name}"']
 
 
 def _scheduler_faults(schedulers: Sequence[Any], optimizers: Sequence[Any]) -> list[str]:

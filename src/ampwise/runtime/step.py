@@ -1,5 +1,6 @@
 """The training step: one loop for fp32, tf32, bf16 and fp16."""
 
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,17 +11,18 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ampwise._base.errors import RecordError, UsageError
-from ampwise.compat.optim import parameters_of
+from ampwise.compat.optim import needs_closure, parameters_of
 from ampwise.interpose.internal import announced, users_code
 from ampwise.observe.events import BUS, BackwardEnded, BackwardStarted, PrecisionTaken, StepOutcome, StepStarted
 from ampwise.runtime.buffers import BufferGuard
 from ampwise.runtime.device import choose_precision
 from ampwise.runtime.loss_scale import LossScale, NoLossScale
-from ampwise.runtime.misuse import check_losses, check_options, name_parameters, refuse_fp16_parameters
+from ampwise.runtime.misuse import backward, check_losses, check_options, name_parameters, refuse_fp16_parameters
 from ampwise.runtime.overflow import OverflowWatch
 from ampwise.runtime.regime import Regime
 from ampwise.runtime.result import StepResult
 from ampwise.runtime.scaler import GradScaler
+from ampwise.runtime.step_state import state_faults
 
 Loss = Tensor | Sequence[Tensor]
 
@@ -59,7 +61,7 @@ class TrainStep:
         self,
         optimizers: Optimizer | Sequence[Optimizer],
         *,
-        modules: Module | Sequence[Module] = (),
+        modules: Module | Sequence[Module] | None = (),
         schedulers: Any = (),
         precision: str = "auto",
         clip_grad_norm: float | None = None,
@@ -74,6 +76,7 @@ class TrainStep:
             self.optimizers,
             self.modules,
             self.schedulers,
+            precision=precision,
             clip_grad_norm=clip_grad_norm,
             clip_grad_value=clip_grad_value,
             accumulation_steps=accumulation_steps,
@@ -93,6 +96,8 @@ class TrainStep:
         self._overflow_watch = OverflowWatch(scale, names)
         self._buffers = BufferGuard(() if isinstance(scale, NoLossScale) else self.modules)
         self._num_losses = self._num_open = 0
+        self._needs_closure = [type(one).__name__ for one in self.optimizers if needs_closure(one)]
+        self._is_autocast_used = self.precision == "fp32"
 
     @property
     def precision(self) -> str:
@@ -105,6 +110,7 @@ class TrainStep:
         if torch.is_grad_enabled() and not self._buffers.is_saved:
             self._buffers.save()
         self._num_open += 1
+        self._is_autocast_used = True
         try:
             with self._regime.forward():
                 yield
@@ -129,6 +135,12 @@ class TrainStep:
             )
         if callable(loss) and not isinstance(loss, Tensor):
             return self._step_with_closure(loss)
+        if self._needs_closure:
+            raise UsageError(
+                f"{self._needs_closure[0]} evaluates the loss itself: give step() a function that opens autocast() and "
+                "returns the loss, without calling backward"
+            )
+        self._check_autocast()
         losses = check_losses(loss)
         self._backward(losses, share=self.accumulation_steps)
         self._num_losses += 1
@@ -154,7 +166,12 @@ class TrainStep:
             "loss_scale": self.scaler.state_dict(),
             "optimizers": [one.state_dict() for one in self.optimizers],
             "schedulers": [one.state_dict() for one in self.schedulers],
+            "num_skips_in_a_row": self._overflow_watch.num_skips_in_a_row,
         }
+
+    def state_faults(self, state_dict: Mapping[str, Any]) -> list[str]:
+        """Why ``load_state_dict`` would refuse this; empty if it would not."""
+        return state_faults(state_dict, self.optimizers, self.schedulers)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` gave, of a run in this precision or another.
@@ -162,28 +179,35 @@ class TrainStep:
         Raises:
             RecordError: it is of another number of optimizers or schedulers, or no state of a TrainStep.
         """
-        for kind, mine in (("optimizers", self.optimizers), ("schedulers", self.schedulers)):
-            theirs = state_dict.get(kind)
-            if theirs is None or len(theirs) != len(mine):
-                found = "none" if theirs is None else len(theirs)
-                raise RecordError(
-                    f"the state holds {found} {kind}, this TrainStep has {len(mine)}; give it the same ones"
-                )
+        faults = self.state_faults(state_dict)
+        if faults:
+            raise RecordError("; ".join(faults))
         for one, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             one.load_state_dict(state)
         for one, state in zip(self.schedulers, state_dict["schedulers"], strict=True):
             one.load_state_dict(state)
         if self.scaler.is_enabled() and state_dict.get("loss_scale"):
             self.scaler.load_state_dict(state_dict["loss_scale"])
+        self._overflow_watch.num_skips_in_a_row = int(state_dict.get("num_skips_in_a_row", 0))
         self._num_losses = 0
 
     # ------------------------------------------------------------------ the sequence
+
+    def _check_autocast(self) -> None:
+        """Say, once, what makes the precision asked for have no effect."""
+        if not self._is_autocast_used:
+            self._is_autocast_used = True
+            warnings.warn(
+                f"the loss was made outside of `with step.autocast():`, so not in {self.precision}: put the forward "
+                "pass and the loss under it",
+                stacklevel=3,
+            )
 
     def _backward(self, losses: tuple[Tensor, ...], *, share: int) -> None:
         BUS.publish(BackwardStarted(roots=losses))
         shares = [loss if share == 1 else loss / share for loss in losses]
         with self._regime.backward(), announced():
-            torch.autograd.backward([self.scaler.scale(one) for one in shares])
+            backward([self.scaler.scale(one) for one in shares])
         BUS.publish(BackwardEnded(roots=losses))
 
     def _step(self, losses: tuple[Tensor, ...], *, correction: float) -> StepResult:
@@ -289,6 +313,8 @@ class TrainStep:
 
 
 def _as_tuple(given: Any) -> tuple[Any, ...]:
+    if given is None:
+        return ()
     return tuple(given) if isinstance(given, (list, tuple)) else (given,)
 
 

@@ -430,3 +430,70 @@ def test_a_foreign_state_is_refused():
         step.load_state_dict({})
     with pytest.raises(RecordError, match="2 optimizers, this TrainStep has 1"):
         step.load_state_dict({"optimizers": [{}, {}], "schedulers": []})
+
+
+# ------------------------------------------------------------------ what newcomers write
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"precision": None}, 'precision is None; give a name, as in precision="auto"'),
+        ({"precision": torch.bfloat16}, 'precision is torch.bfloat16; give a name, as in precision="bf16"'),
+        ({"accumulation_steps": 2.5}, "accumulation_steps is 2.5; give a whole number"),
+        ({"accumulation_steps": "4"}, "accumulation_steps is '4'; give a whole number"),
+        ({"clip_grad_norm": "1"}, "clip_grad_norm is '1'; give a number"),
+        ({"clip_grad_value": float("nan")}, "clip_grad_value is nan; give a number"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_refused_with_what_to_write(options, remedy):
+    with pytest.raises(UsageError) as error:
+        weight_and_step(**options)
+    assert remedy in str(error.value)
+
+
+def test_none_is_no_module_and_no_scheduler_but_no_optimizer_either():
+    _, step = weight_and_step(modules=None, schedulers=None)
+    assert (step.modules, step.schedulers) == ((), ())
+    with pytest.raises(UsageError, match="no optimizer is given"):
+        TrainStep(None)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_loss_that_was_backpropagated_already_is_told_who_does_it(precision):
+    weight, step = weight_and_step(precision=precision)
+    with step.autocast():
+        loss = (weight * weight).sum()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time") as error:
+        step(loss)
+    assert error.value.__notes__ == [
+        "A TrainStep runs the backward pass itself: remove loss.backward() before step(loss)."
+    ]
+
+
+def test_a_loss_made_outside_of_autocast_is_said_once_and_not_in_fp32():
+    weight, step = weight_and_step(precision="bf16")
+    with pytest.warns(UserWarning, match=r"not in bf16: put the forward pass") as said:
+        step(weight.sum())
+    assert said[0].filename == __file__
+    step(weight.sum())
+    weight, step = weight_and_step(precision="fp32")
+    step(weight.sum())
+
+
+def test_an_optimizer_that_evaluates_the_loss_itself_is_not_given_a_loss():
+    weight = torch.nn.Parameter(torch.tensor([2.0]))
+    step = TrainStep(torch.optim.LBFGS([weight]), precision="fp32")
+    with step.autocast():
+        loss = (weight * weight).sum()
+    with pytest.raises(UsageError, match="LBFGS evaluates the loss itself: give step\\(\\) a function"):
+        step(loss)
+    assert weight.grad is None
+
+
+@pytest.mark.parametrize("state", [None, {}, {"state": {}, "param_groups": []}])
+def test_a_state_of_something_else_is_refused(state):
+    _, step = weight_and_step()
+    with pytest.raises(RecordError, match=r"this is no state_dict\(\) of a TrainStep: it has no optimizers"):
+        step.load_state_dict(state)
