@@ -1,0 +1,118 @@
+"""The events of a file and which can follow which on some path: the facts that the protocol rules stand on."""
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from ampwise.lint.events import Act, Event, Events
+from ampwise.lint.kinds import Kinds
+from ampwise.lint.names import Names, position
+from ampwise.lint.paths import TooManyPathsError, Walker
+from ampwise.lint.tree import FUNCTIONS, Function, Tree
+
+Fact = TypeVar("Fact")
+Root = ast.Module | Function
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """``goal`` happens after ``start`` on some path, with nothing between that stops it."""
+
+    start: Event
+    goal: Event
+    root: Root
+    """The function that was walked."""
+
+
+class Flow:
+    """Events and paths of one file.
+
+    Law: equal conditions have equal answers along a path until a name in them is assigned, so the fp32 arm of
+    ``if use_amp`` never meets the AMP arm; a function with too many paths yields nothing.
+    """
+
+    def __init__(self, tree: Tree, names: Names, kinds: Kinds) -> None:
+        self._tree = tree
+        self._names = names
+        self.read = Events(tree, names, kinds)
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """All events of the file, each where it stands, in source order."""
+        found = [event for root in self.roots for event in self.events_in(root)]
+        return tuple(sorted(found, key=lambda event: position(event.node)))
+
+    @cached_property
+    def roots(self) -> tuple[Root, ...]:
+        """The module and every def: what a walk can begin at."""
+        return (self._tree.root, *self._tree.nodes(ast.FunctionDef), *self._tree.nodes(ast.AsyncFunctionDef))
+
+    def events_in(self, node: ast.AST) -> list[Event]:
+        """The events that stand within ``node``, nested defs and classes left out."""
+        body = node.body if isinstance(node, (ast.Module, *FUNCTIONS)) else None
+        if body is None:
+            return list(self.read.of(node))
+        return [event for statement in body for event in self.read.of(statement)]
+
+    def acts_in(self, node: ast.AST, *, depth: int = 1) -> frozenset[Act]:
+        """What happens within ``node``, through calls of this file's functions ``depth`` levels deep."""
+        found: set[Act] = set()
+        for event in self.events_in(node):
+            found.add(event.act)
+            if event.callee is not None and depth > 0:
+                found |= self.acts_in(event.callee, depth=depth - 1)
+        return frozenset(found)
+
+    def paths(self, root: Root, start: Fact, advance: Callable[[Fact, Event], Fact]) -> set[Fact]:
+        """The facts with which the paths through ``root`` end; empty where there are too many to walk.
+
+        Args:
+            root: the module or function; calls of this file's functions in it are walked too, one level deep.
+            start: the fact at its beginning.
+            advance: the fact after an event. It may note what it sees; it must depend on its arguments alone.
+        """
+        try:
+            return Walker(self.read, self._names, advance).walk(root.body, start)
+        except TooManyPathsError:
+            return set()
+
+    def reached(
+        self,
+        *,
+        start: Callable[[Event], bool],
+        goal: Callable[[Event, Event], bool],
+        stop: Callable[[Event, Event], bool],
+    ) -> list[Reach]:
+        """Every pair of events where, on some path, the second follows the first with nothing between that stops it.
+
+        Args:
+            start: whether an event begins a stretch.
+            goal: given the beginning and an event, whether it is the one that must not follow.
+            stop: given the beginning and an event, whether it ends the stretch. A goal may stop too.
+        """
+        found: dict[tuple[ast.expr, ast.expr], Reach] = {}
+        for root in self.roots:
+            if not any(self._may_start(event, start) for event in self.events_in(root)):
+                continue
+            seen: list[Reach] = []
+
+            def advance(pending: frozenset[Event], event: Event) -> frozenset[Event]:
+                seen.extend(Reach(one, event, root) for one in pending if goal(one, event))  # noqa: B023 - used within its round
+                kept = frozenset(one for one in pending if not stop(one, event))
+                return kept | {event} if start(event) else kept
+
+            if self.paths(root, frozenset[Event](), advance):
+                for reach in seen:
+                    found.setdefault((reach.start.node, reach.goal.node), reach)
+        return sorted(found.values(), key=lambda reach: position(reach.goal.node))
+
+    def _may_start(self, event: Event, start: Callable[[Event], bool]) -> bool:
+        return start(event) or (event.callee is not None and any(map(start, self.events_in(event.callee))))
+
+    def callers(self, function: Function) -> Iterator[ast.Call]:
+        """The calls of ``function`` in this file."""
+        for event in self.events:
+            if event.callee is function and isinstance(event.node, ast.Call):
+                yield event.node

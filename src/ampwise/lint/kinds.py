@@ -1,0 +1,499 @@
+"""What kind of thing an expression is (scaler, optimizer, tensor ...), from construction, use and, last, its name."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
+from functools import cached_property
+from typing import Final
+
+from ampwise.lint.names import Binding, Bound, Names
+from ampwise.lint.torch_names import (
+    CREATORS,
+    HALVES,
+    LOADER_WORD,
+    LOSS_CLASS,
+    LOSS_FUNCTION_WORD,
+    LOSS_WORD,
+    MODULE_METHODS,
+    MODULE_WORD,
+    NO_GRADS,
+    NUMBER_ATTRIBUTES,
+    OPTIMIZER_WORD,
+    PLAIN_DTYPE,
+    PYTHON,
+    SAME_DEVICE,
+    SCALER_WORD,
+    SCALERS,
+    SCHEDULER_WORD,
+    TO_NUMBER,
+    WRAPPERS,
+)
+from ampwise.lint.tree import Tree, dotted
+
+
+class Kind(StrEnum):
+    """The kinds the rules speak of."""
+
+    SCALER = "scaler"
+    OPTIMIZER = "optimizer"
+    SCHEDULER = "scheduler"
+    MODULE = "module"
+    LOSS_FUNCTION = "loss function"
+    LOADER = "loader"
+    TENSOR = "tensor"
+    NUMBER = "number"
+    """Anything of plain Python or numpy: no device is waited for."""
+    UNKNOWN = "unknown"
+
+
+class Confidence(IntEnum):
+    """What a kind is known from; higher is surer."""
+
+    NONE = 0
+    NAME = 1
+    """The variable is called so."""
+    USE = 2
+    """Only that kind has the methods called on it."""
+    MADE = 3
+    """It was seen being constructed or computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """What is known of an expression's value; None means unknown."""
+
+    kind: Kind = Kind.UNKNOWN
+    confidence: Confidence = Confidence.NONE
+    origin: str | None = None
+    """The dotted name of the constructor or function that made it."""
+    call: ast.Call | None = None
+    """The call that made it."""
+    on_device: bool | None = None
+    """Of a tensor: computed on, or moved to, the training device; False: on the CPU on purpose."""
+    is_half: bool | None = None
+    """Of a tensor or module: explicitly float16."""
+    has_graph: bool | None = None
+    """Of a tensor: keeps the autograd graph that made it."""
+
+
+UNKNOWN: Final = Value()
+NUMBER: Final = Value(kind=Kind.NUMBER, confidence=Confidence.MADE)
+
+_NAMED: Final = (
+    (SCALER_WORD, Kind.SCALER),
+    (OPTIMIZER_WORD, Kind.OPTIMIZER),
+    (SCHEDULER_WORD, Kind.SCHEDULER),
+    (LOADER_WORD, Kind.LOADER),
+    (LOSS_FUNCTION_WORD, Kind.LOSS_FUNCTION),
+    (MODULE_WORD, Kind.MODULE),
+    (LOSS_WORD, Kind.TENSOR),
+)
+
+
+class Kinds:
+    """The kinds of a file's expressions, worked out when asked for."""
+
+    def __init__(self, tree: Tree, names: Names) -> None:
+        self._tree = tree
+        self._names = names
+        self._known: dict[ast.expr, Value] = {}
+        self._open: set[ast.expr] = set()
+
+    def of(self, expression: ast.expr) -> Value:
+        """What is known of ``expression``'s value."""
+        known = self._known.get(expression)
+        if known is None:
+            if expression in self._open or len(self._open) > 60:
+                return UNKNOWN
+            self._open.add(expression)
+            known = self._known[expression] = self._work_out(expression)
+            self._open.discard(expression)
+        return known
+
+    def is_a(self, expression: ast.expr, kind: Kind, *, at_least: Confidence = Confidence.NAME) -> bool:
+        """Whether ``expression`` is of ``kind``, known as surely as asked."""
+        value = self.of(expression)
+        return value.kind is kind and value.confidence >= at_least
+
+    def _work_out(self, expression: ast.expr) -> Value:
+        match expression:
+            case ast.Constant() | ast.JoinedStr() | ast.Compare(ops=[ast.Is() | ast.IsNot() | ast.In() | ast.NotIn()]):
+                return NUMBER
+            case ast.Tuple() | ast.List() | ast.Dict() | ast.ListComp() | ast.DictComp() | ast.Set():
+                return UNKNOWN
+            case ast.Call():
+                return self._call(expression)
+            case ast.Name():
+                return self._place(expression)
+            case ast.Attribute():
+                return self._attribute(expression)
+            case ast.Subscript(value=inner):
+                return self._subscript(expression, inner)
+            case ast.BinOp(left=left, right=right):
+                return self._joined([left, right])
+            case ast.Compare(left=left, comparators=rest):
+                return replace(self._joined([left, *rest]), has_graph=False)
+            case ast.BoolOp(values=values):
+                return self._joined(values)
+            case ast.UnaryOp(op=ast.Not()):
+                return NUMBER
+            case ast.UnaryOp(operand=inner) | ast.NamedExpr(value=inner) | ast.Await(value=inner):
+                return self.of(inner)
+            case ast.IfExp(body=body, orelse=other):
+                first = self.of(body)
+                return first if first.kind not in {Kind.UNKNOWN, Kind.NUMBER} else self.of(other)
+            case _:
+                return UNKNOWN
+
+    def _joined(self, parts: list[ast.expr]) -> Value:
+        """What an operator makes of its operands."""
+        values = [self.of(part) for part in parts]
+        tensors = [value for value in values if value.kind is Kind.TENSOR]
+        if tensors:
+            return _mixed(tensors)
+        return NUMBER if all(value.kind is Kind.NUMBER for value in values) else UNKNOWN
+
+    # ---- names
+
+    def _place(self, expression: ast.expr) -> Value:
+        bound = self._names.latest(expression)
+        made = self._bound(bound, expression) if bound is not None else UNKNOWN
+        if made.confidence is Confidence.MADE:
+            return made
+        used = self._used(expression)
+        if used.kind is not Kind.UNKNOWN:
+            return used
+        if made.kind is not Kind.UNKNOWN:
+            return made
+        return self._named(expression, bound)
+
+    def _bound(self, bound: Binding, expression: ast.expr) -> Value:
+        if bound.how is Bound.AUGMENTED and bound.value is not None:
+            return self._augmented(bound, expression)
+        if bound.value is None or bound.how is Bound.PARAMETER:
+            return UNKNOWN
+        value = self.of(bound.value)
+        match bound.how:
+            case Bound.ASSIGN if bound.index is None:
+                return value
+            case Bound.ASSIGN:
+                return self._unpacked(value)
+            case Bound.LOOP:
+                return self._iterated(bound, value)
+            case _:
+                return UNKNOWN
+
+    def _unpacked(self, value: Value) -> Value:
+        return value if value.kind in {Kind.TENSOR, Kind.NUMBER} else UNKNOWN
+
+    def _iterated(self, bound: Binding, value: Value) -> Value:
+        """An element of what a loop runs over; a loader's batches are on the CPU."""
+        if value.kind is Kind.LOADER:
+            return Value(kind=Kind.TENSOR, confidence=Confidence.USE, on_device=False, has_graph=False)
+        if isinstance(bound.value, ast.Call):
+            name = self._names.resolve(bound.value.func)
+            if name == "range":
+                return NUMBER
+            if name in {"enumerate", "zip", "tqdm.tqdm", "tqdm", "tqdm.auto.tqdm"} and bound.value.args:
+                if name == "enumerate" and bound.index == 0:
+                    return NUMBER
+                return self._iterated(replace(bound, value=bound.value.args[0]), self.of(bound.value.args[0]))
+        return value if value.kind is Kind.TENSOR else UNKNOWN
+
+    def _augmented(self, bound: Binding, expression: ast.expr) -> Value:
+        added = self.of(bound.value) if bound.value is not None else UNKNOWN
+        earlier = [b for b in self._names.lookup(expression) if b.how is not Bound.AUGMENTED and b.value is not None]
+        before = self.of(earlier[0].value) if earlier and earlier[0].value is not None else UNKNOWN
+        tensors = [value for value in (before, added) if value.kind is Kind.TENSOR]
+        if tensors:
+            return _mixed(tensors)
+        return added if added.kind is Kind.NUMBER else before
+
+    def _named(self, expression: ast.expr, bound: Binding | None) -> Value:
+        """A guess from the name alone."""
+        if bound is not None and bound.how in {Bound.IMPORT, Bound.FUNCTION, Bound.CLASS}:
+            return UNKNOWN
+        name = (dotted(expression) or "").rpartition(".")[2].partition("[")[0].lstrip("_")
+        for pattern, kind in _NAMED:
+            if pattern.fullmatch(name):
+                if kind is Kind.TENSOR:
+                    return Value(kind=kind, confidence=Confidence.NAME, on_device=True, has_graph=True)
+                return Value(kind=kind, confidence=Confidence.NAME)
+        return UNKNOWN
+
+    def _used(self, expression: ast.expr) -> Value:
+        """The kind that the methods called on the same name in the file give away."""
+        name = dotted(expression)
+        methods = self._methods.get(name, frozenset()) if name else frozenset[str]()
+        if "unscale_" in methods or ("scale" in methods and "update" in methods and "step" in methods):
+            return Value(kind=Kind.SCALER, confidence=Confidence.USE)
+        if name in self._scales_losses:
+            return Value(kind=Kind.SCALER, confidence=Confidence.USE)
+        if {"zero_grad", "step"} <= methods:
+            return Value(kind=Kind.OPTIMIZER, confidence=Confidence.USE)
+        if "backward" in methods:
+            return Value(kind=Kind.TENSOR, confidence=Confidence.USE, on_device=True, has_graph=True)
+        if "get_last_lr" in methods:
+            return Value(kind=Kind.SCHEDULER, confidence=Confidence.USE)
+        if methods & {"named_parameters", "load_state_dict", "parameters"} and "eval" in methods:
+            return Value(kind=Kind.MODULE, confidence=Confidence.USE)
+        return UNKNOWN
+
+    @cached_property
+    def _methods(self) -> dict[str, set[str]]:
+        """The methods called on each name or dotted place anywhere in the file."""
+        found: dict[str, set[str]] = {}
+        for call in self._tree.nodes(ast.Call):
+            if isinstance(call.func, ast.Attribute) and (name := dotted(call.func.value)):
+                found.setdefault(name, set()).add(call.func.attr)
+        return found
+
+    @cached_property
+    def _scales_losses(self) -> set[str]:
+        """The names on which ``.scale(loss).backward()`` is called."""
+        return set(self._scaling_names())
+
+    def _scaling_names(self) -> Iterator[str]:
+        for call in self._tree.nodes(ast.Call):
+            match call.func:
+                case ast.Attribute(attr="backward", value=ast.Call(func=ast.Attribute(attr="scale", value=scaler))):
+                    if (name := dotted(scaler)) is not None:
+                        yield name
+                case _:
+                    continue
+
+    # ---- calls
+
+    def _call(self, call: ast.Call) -> Value:
+        name = self._names.resolve(call.func)
+        made = self._made(call, name) if name is not None else UNKNOWN
+        if made.kind is not Kind.UNKNOWN:
+            return made
+        if isinstance(call.func, ast.Attribute):
+            return self._method(call, call.func)
+        called = self.of(call.func)
+        return self._applied(call, called)
+
+    def _applied(self, call: ast.Call, called: Value) -> Value:
+        """The value of calling a module or loss function."""
+        if called.kind not in {Kind.MODULE, Kind.LOSS_FUNCTION}:
+            return UNKNOWN
+        return Value(
+            kind=Kind.TENSOR,
+            confidence=Confidence.MADE if called.confidence is Confidence.MADE else Confidence.USE,
+            call=call,
+            on_device=True,
+            has_graph=not self.is_under_no_grad(call),
+        )
+
+    def _made(self, call: ast.Call, name: str) -> Value:
+        kind = self._constructed(name)
+        if kind is not None:
+            return Value(kind=kind, confidence=Confidence.MADE, origin=name, call=call)
+        if name in WRAPPERS and call.args:
+            return self.of(call.args[0])
+        if name in PYTHON or name.startswith(("math.", "numpy.", "time.", "os.", "random.", "np.")):
+            return NUMBER
+        head, _, last = name.rpartition(".")
+        if head == "torch" and last in CREATORS:
+            return self._created(call, name)
+        if head == "torch.nn.functional" or (head == "torch" and last.islower() and self._has_tensor(call)):
+            return self._function(call, name)
+        return UNKNOWN
+
+    def _constructed(self, name: str) -> Kind | None:
+        if name in SCALERS:
+            return Kind.SCALER
+        head, _, last = name.rpartition(".")
+        if head == "torch.optim.lr_scheduler" or (head == "transformers" and "_schedule" in last):
+            return Kind.SCHEDULER
+        if head in {"torch.optim", "bitsandbytes.optim", "apex.optimizers"} and last[:1].isupper():
+            return Kind.OPTIMIZER
+        if head in {"torch.nn", "torch.nn.modules"} and last[:1].isupper() and last != "Parameter":
+            return Kind.LOSS_FUNCTION if LOSS_CLASS.match(last) else Kind.MODULE
+        if head.startswith("torch.utils.data") and last == "DataLoader":
+            return Kind.LOADER
+        if name.startswith(("torchvision.models.", "timm.create_model")) or name.endswith(".from_pretrained"):
+            return Kind.MODULE if "Model" in name or not name.endswith("from_pretrained") else None
+        return self._class_kind(name)
+
+    def _class_kind(self, name: str) -> Kind | None:
+        """The kind of an instance of a class of this file."""
+        node = self._names.classes.get(name)
+        for base in self._names.bases(node) if node is not None else ():
+            if base == "torch.nn.Module" or base.endswith("LightningModule"):
+                return Kind.LOSS_FUNCTION if LOSS_CLASS.match(name) else Kind.MODULE
+            if base.startswith("torch.nn."):
+                return Kind.MODULE
+            if base == "torch.optim.Optimizer":
+                return Kind.OPTIMIZER
+            if base.startswith("torch.optim.lr_scheduler."):
+                return Kind.SCHEDULER
+            if base in SCALERS:
+                return Kind.SCALER
+        return None
+
+    def _has_tensor(self, call: ast.Call) -> bool:
+        return any(self.of(argument).kind is Kind.TENSOR for argument in _tensor_arguments(call))
+
+    def _created(self, call: ast.Call, name: str) -> Value:
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+        device = keywords.get("device")
+        return Value(
+            kind=Kind.TENSOR,
+            confidence=Confidence.MADE,
+            origin=name,
+            call=call,
+            on_device=device is not None and not _is_cpu(device),
+            is_half=self.is_half_dtype(keywords.get("dtype")) or name.endswith("HalfTensor"),
+            has_graph=False,
+        )
+
+    def _function(self, call: ast.Call, name: str) -> Value:
+        """The value of a function of torch: on the device of its arguments."""
+        values = [self.of(argument) for argument in _tensor_arguments(call)]
+        tensors = [value for value in values if value.kind is Kind.TENSOR]
+        if not tensors:
+            return Value(kind=Kind.TENSOR, confidence=Confidence.USE, origin=name, call=call)
+        value = replace(_mixed(tensors), origin=name, call=call, confidence=Confidence.MADE)
+        return replace(value, has_graph=False) if self.is_under_no_grad(call) else value
+
+    def _method(self, call: ast.Call, function: ast.Attribute) -> Value:
+        owner, attr = self.of(function.value), function.attr
+        match owner.kind:
+            case Kind.MODULE if attr in MODULE_METHODS:
+                return replace(owner, is_half=self._half_after(call, attr, before=owner.is_half))
+            case Kind.MODULE | Kind.UNKNOWN | Kind.LOSS_FUNCTION:
+                return self._applied(call, self._attribute(function))
+            case Kind.SCALER:
+                return self._scaled(call, attr)
+            case Kind.TENSOR if attr in TO_NUMBER:
+                return NUMBER
+            case Kind.TENSOR:
+                return self._tensor_method(call, owner, attr)
+            case Kind.NUMBER:
+                return NUMBER
+            case _:
+                return UNKNOWN
+
+    def _scaled(self, call: ast.Call, attr: str) -> Value:
+        if attr == "scale" and call.args:
+            return replace(self.of(call.args[0]), kind=Kind.TENSOR, on_device=True, call=call)
+        return NUMBER
+
+    def _tensor_method(self, call: ast.Call, owner: Value, attr: str) -> Value:
+        value = replace(owner, confidence=max(owner.confidence, Confidence.USE))
+        match attr:
+            case "cpu":
+                return replace(value, on_device=False)
+            case "cuda":
+                return replace(value, on_device=True)
+            case "detach" | "detach_" | "bool" | "long" | "int" | "argmax" | "eq":
+                return replace(value, has_graph=False)
+            case "to" | "half" | "float" | "double" | "bfloat16" | "type":
+                moved = self._moved(call) if attr == "to" else None
+                half = self._half_after(call, attr, before=value.is_half)
+                return replace(value, on_device=value.on_device if moved is None else moved, is_half=half)
+            case _:
+                return value
+
+    def _moved(self, call: ast.Call) -> bool | None:
+        """Where ``.to(...)`` moves a tensor: True to a device; None where it only changes the dtype."""
+        targets = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "device")]
+        for target in targets:
+            if _is_cpu(target):
+                return False
+            name = self._names.resolve(target)
+            if name is None or not name.startswith("torch.") or name.startswith("torch.device"):
+                return True
+        return None
+
+    def _half_after(self, call: ast.Call, attr: str, *, before: bool | None) -> bool | None:
+        match attr:
+            case "half":
+                return True
+            case "float" | "double" | "bfloat16":
+                return False
+            case "to" | "type":
+                dtypes = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "dtype")]
+                answers = [answer for dtype in dtypes if (answer := self.is_half_dtype(dtype)) is not None]
+                return answers[0] if answers else before
+            case _:
+                return before
+
+    def is_half_dtype(self, expression: ast.expr | None) -> bool | None:
+        """Whether a dtype is float16; None where that is not plain from the source."""
+        name = self._names.resolve(expression) if expression is not None else None
+        if name in HALVES:
+            return True
+        return False if name and PLAIN_DTYPE.fullmatch(name) else None
+
+    def _attribute(self, expression: ast.Attribute) -> Value:
+        if expression.attr in NUMBER_ATTRIBUTES:
+            return NUMBER
+        found = self._place(expression)
+        if found.kind is not Kind.UNKNOWN:
+            return found
+        owner = self.of(expression.value)
+        if owner.kind is Kind.MODULE:
+            return owner if expression.attr == "module" else UNKNOWN
+        if owner.kind is Kind.TENSOR and expression.attr in SAME_DEVICE:
+            return owner if expression.attr != "data" else replace(owner, has_graph=False)
+        return UNKNOWN
+
+    def _subscript(self, expression: ast.Subscript, inner: ast.expr) -> Value:
+        owner = self.of(inner)
+        if owner.kind in {Kind.TENSOR, Kind.NUMBER}:
+            return owner
+        return self._place(expression)
+
+    def is_under_no_grad(self, node: ast.AST) -> bool:
+        """Whether ``node`` runs under ``no_grad``, ``inference_mode`` or ``set_grad_enabled(False)``."""
+        for outer in self._tree.ancestors(node):
+            if isinstance(outer, ast.With | ast.AsyncWith):
+                if any(self._stops_grad(item.context_expr) for item in outer.items):
+                    return True
+            elif isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
+                return any(self._stops_grad(decorator) for decorator in outer.decorator_list)
+        return False
+
+    def _stops_grad(self, expression: ast.expr) -> bool:
+        call = expression if isinstance(expression, ast.Call) else None
+        name = self._names.resolve(call.func if call else expression)
+        if name in NO_GRADS:
+            return True
+        if name != "torch.set_grad_enabled" or call is None or not call.args:
+            return False
+        return isinstance(call.args[0], ast.Constant) and call.args[0].value is False
+
+
+def _tensor_arguments(call: ast.Call) -> list[ast.expr]:
+    found: list[ast.expr] = []
+    for argument in call.args:
+        found.extend(argument.elts if isinstance(argument, ast.Tuple | ast.List) else [argument])
+    return [*found, *(keyword.value for keyword in call.keywords if keyword.arg in {"input", "target", "tensors"})]
+
+
+def _mixed(tensors: list[Value]) -> Value:
+    """What an operator on these tensors yields."""
+    devices = [value.on_device for value in tensors]
+    graphs = [value.has_graph for value in tensors]
+    halves = {value.is_half for value in tensors}
+    return Value(
+        kind=Kind.TENSOR,
+        confidence=max(value.confidence for value in tensors),
+        on_device=True if True in devices else None if None in devices else False,
+        is_half=halves.pop() if len(halves) == 1 else None,
+        has_graph=True if True in graphs else None if None in graphs else False,
+    )
+
+
+def _is_cpu(expression: ast.expr) -> bool:
+    match expression:
+        case ast.Constant(value=str() as text):
+            return text.startswith("cpu")
+        case ast.Call(func=ast.Attribute(attr="device"), args=[ast.Constant(value=str() as text), *_]):
+            return text.startswith("cpu")
+        case _:
+            return False

@@ -1,0 +1,158 @@
+"""Which loops train, and which code runs in every iteration of one."""
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from ampwise.lint.events import Act
+from ampwise.lint.flow import Flow
+from ampwise.lint.names import Names
+from ampwise.lint.tree import Function, Loop, Tree
+
+_THROTTLE: Final = re.compile(
+    r"(log|print|verbose|debug|freq|interval|every|period|report|profil|plot|vis|sync|save|eval|valid|display|summary"
+    r"|is_last|last_|_last|time)", re.IGNORECASE,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hot:
+    """The training loop in whose every iteration something runs."""
+
+    loop: Loop | None
+    """None where the iteration is a function that a loop calls."""
+    function: Function | None
+    """The function that holds the code; None at module level."""
+    via: ast.Call | None = None
+    """The call in the loop, where the code is in a function called from it."""
+
+    @property
+    def label(self) -> str:
+        """How a person would name the place: ``train()``."""
+        return f"{self.function.name}()" if self.function is not None else "the training loop"
+
+
+class Loops:
+    """The training loops of one file."""
+
+    def __init__(self, tree: Tree, names: Names, flow: Flow) -> None:
+        self._tree = tree
+        self._names = names
+        self._flow = flow
+
+    @cached_property
+    def training(self) -> tuple[Loop, ...]:
+        """The innermost loops that hold both a backward and an optimizer step, themselves or through calls."""
+        loops: list[Loop] = [*self._tree.nodes(ast.For), *self._tree.nodes(ast.AsyncFor), *self._tree.nodes(ast.While)]
+        trains = [loop for loop in loops if self._trains(loop)]
+        outer = {around for loop in trains for around in self._tree.loops(loop)}
+        return tuple(loop for loop in trains if loop not in outer)
+
+    @cached_property
+    def iterations(self) -> tuple[Function, ...]:
+        """Functions that are one iteration: they hold backward and step in no loop of their own."""
+        found: list[Function] = []
+        for root in self._flow.roots:
+            if isinstance(root, ast.Module) or not self._trains(root):
+                continue
+            if not any(self._tree.function(loop) is root for loop in self.training):
+                found.append(root)
+        return tuple(found)
+
+    def _trains(self, node: ast.AST) -> bool:
+        acts = self._flow.acts_in(node)
+        return Act.BACKWARD in acts and Act.STEP in acts
+
+    def hot(self, node: ast.expr | ast.stmt) -> Hot | None:
+        """The training loop that runs ``node`` in every iteration; None where none does, or an `if` makes it rare."""
+        inner = self._hot_here(node)
+        if inner is not None:
+            return inner
+        function = self._tree.function(node)
+        if function is None or (self._tree.loops(node) and function not in self.iterations):
+            return None
+        if self.throttle(node, function) is not None:
+            return None
+        if function in self.iterations and not self._is_recursive(function):
+            return Hot(loop=None, function=function)
+        return self._hot_through_call(function)
+
+    def _hot_here(self, node: ast.expr | ast.stmt) -> Hot | None:
+        for loop in self._tree.loops(node):
+            if loop in self.training:
+                if self.throttle(node, loop) is not None:
+                    return None
+                return Hot(loop=loop, function=self._tree.function(node))
+        return None
+
+    def _hot_through_call(self, function: Function) -> Hot | None:
+        for call in self._flow.callers(function):
+            for loop in self._tree.loops(call):
+                if loop in self.training and self.throttle(call, loop) is None:
+                    return Hot(loop=loop, function=function, via=call)
+            caller = self._tree.function(call)
+            if caller in self.iterations and not self._tree.loops(call) and self.throttle(call, caller) is None:
+                return Hot(loop=None, function=function, via=call)
+        return None
+
+    def _is_recursive(self, function: Function) -> bool:
+        return any(self._tree.function(call) is function for call in self._flow.callers(function))
+
+    def throttle(self, node: ast.AST, within: ast.AST | None) -> ast.If | None:
+        """The `if` between ``node`` and ``within`` that makes it run seldom: by ``%``, last step, time or a log flag.
+
+        An `if` whose body steps the optimizer is no throttle: it is the accumulation's.
+        """
+        child = node
+        for outer in self._tree.ancestors(node):
+            if outer is within:
+                return None
+            is_arm = isinstance(outer, ast.If) and child is not outer.test
+            if is_arm and isinstance(outer, ast.If) and self._is_throttle(outer):
+                return outer
+            child = outer
+        return None
+
+    def _is_throttle(self, branch: ast.If) -> bool:
+        if Act.STEP in {event.act for statement in branch.body for event in self._flow.events_in(statement)}:
+            return False
+        return is_rare(branch.test) or bool(_THROTTLE.search(ast.unparse(branch.test)))
+
+    def micro(self, loop: Loop) -> ast.If | None:
+        """The `if` under which a gradient accumulation loop steps: ``(i + 1) % accum == 0``; None where it has none."""
+        for event in self._flow.events_in(loop):
+            if event.act is not Act.STEP:
+                continue
+            for outer in self._tree.ancestors(event.node):
+                if outer is loop:
+                    break
+                if isinstance(outer, ast.If) and is_rare(outer.test) and self._backward_outside(loop, outer):
+                    return outer
+        return None
+
+    def _backward_outside(self, loop: Loop, branch: ast.If) -> bool:
+        inside = {event.node for event in self._flow.events_in(branch)}
+        return any(e.act is Act.BACKWARD and e.node not in inside for e in self._flow.events_in(loop))
+
+
+def is_rare(test: ast.expr) -> bool:
+    """Whether a condition holds in few iterations: it has a remainder, or compares with a length less one."""
+    for node in ast.walk(test):
+        match node:
+            case ast.BinOp(op=ast.Mod()):
+                return True
+            case ast.Compare(ops=[ast.Eq()], comparators=[right]) if "len(" in ast.unparse(right):
+                return True
+            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[ast.Constant(value=0)]) if _counts(left):
+                return True
+            case _:
+                continue
+    return False
+
+
+def _counts(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and bool(
+        re.fullmatch(r"i|it|idx|step|epoch|batch_idx|batch_id|iteration|n_iter", node.id)
+    )

@@ -1,0 +1,172 @@
+"""A syntax tree walked once: parents, nodes by type, and the statements, functions and loops around a node."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final, TypeAlias, TypeVar, cast
+
+Node = TypeVar("Node", bound=ast.AST)
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+Scope: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While
+
+FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+SCOPES: Final = (*FUNCTIONS, ast.Lambda, ast.ClassDef, ast.Module)
+LOOPS: Final = (ast.For, ast.AsyncFor, ast.While)
+_BORING: Final = frozenset({"ctx", "op", "ops", "kind", "type_comment", "type_ignores", "lineno"})
+
+
+def _classes(base: type[ast.AST]) -> Iterator[type[ast.AST]]:
+    for child in base.__subclasses__():
+        yield child
+        yield from _classes(child)
+
+
+_FIELDS: Final[dict[type[ast.AST], tuple[str, ...]]] = {
+    cls: tuple(field for field in cls.__match_args__ if field not in _BORING)
+    for cls in _classes(ast.AST)
+    if cls not in {ast.Name, ast.Constant, ast.Pass}
+}
+
+
+class Tree:
+    """A parsed module and what surrounds each of its nodes."""
+
+    def __init__(self, root: ast.Module) -> None:
+        self.root = root
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self._by_type: dict[type[ast.AST], list[ast.AST]] = defaultdict(list)
+        self._scopes: dict[ast.AST, Scope] = {}
+        self._index()
+
+    def _index(self) -> None:
+        parents, by_type, fields, no_fields = self.parents, self._by_type, _FIELDS, ()
+        stack: list[ast.AST] = [self.root]
+        while stack:
+            node = stack.pop()
+            cls = node.__class__
+            by_type[cls].append(node)
+            first = len(stack)
+            for field in fields.get(cls, no_fields):
+                value = getattr(node, field, None)
+                if value.__class__ is list:
+                    for item in cast("list[object]", value):
+                        if isinstance(item, ast.AST):
+                            parents[item] = node
+                            stack.append(item)
+                elif isinstance(value, ast.AST):
+                    parents[value] = node
+                    stack.append(value)
+            stack[first:] = stack[first:][::-1]
+
+    def nodes(self, *kinds: type[Node]) -> list[Node]:
+        """All nodes of exactly these classes, in source order for each class."""
+        if len(kinds) == 1:
+            return cast("list[Node]", self._by_type.get(kinds[0], []))
+        return [node for kind in kinds for node in cast("list[Node]", self._by_type.get(kind, []))]
+
+    def parent(self, node: ast.AST) -> ast.AST | None:
+        """What holds ``node``; None for the module."""
+        return self.parents.get(node)
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around ``node``, from the inside out, without itself."""
+        current = self.parents.get(node)
+        while current is not None:
+            yield current
+            current = self.parents.get(current)
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """The innermost statement that holds ``node`` or is it."""
+        current: ast.AST | None = node
+        while current is not None and not isinstance(current, ast.stmt):
+            current = self.parents.get(current)
+        return current if current is not None else self.root.body[0]
+
+    def scope(self, node: ast.AST) -> Scope:
+        """The module, class, function or lambda around ``node``; a def's decorators, defaults and name are outside."""
+        known = self._scopes.get(node)
+        if known is None:
+            known = self._scopes[node] = self._scope(node)
+        return known
+
+    def _scope(self, node: ast.AST) -> Scope:
+        child, current = node, self.parents.get(node)
+        while current is not None:
+            if isinstance(current, SCOPES) and _is_inside(child, current):
+                return current
+            child, current = current, self.parents.get(current)
+        return self.root
+
+    def function(self, node: ast.AST) -> Function | None:
+        """The innermost def around ``node``; None at module level."""
+        current: Scope = self.scope(node)
+        while not isinstance(current, FUNCTIONS):
+            if isinstance(current, ast.Module):
+                return None
+            current = self.scope(current)
+        return current
+
+    def class_(self, node: ast.AST) -> ast.ClassDef | None:
+        """The innermost class around ``node``."""
+        return next((outer for outer in self.ancestors(node) if isinstance(outer, ast.ClassDef)), None)
+
+    def loops(self, node: ast.AST) -> list[Loop]:
+        """The loops of the same function whose body holds ``node``, from the inside out; comprehensions are none."""
+        found: list[Loop] = []
+        child = node
+        for outer in self.ancestors(node):
+            if isinstance(outer, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+                break
+            if isinstance(outer, LOOPS) and child in outer.body:
+                found.append(outer)
+            child = outer
+        return found
+
+    def block(self, statement: ast.stmt) -> list[ast.stmt]:
+        """The list of statements that ``statement`` stands in."""
+        parent = self.parents.get(statement)
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(parent, field, None)
+            if isinstance(block, list) and statement in block:
+                return cast("list[ast.stmt]", block)
+        return [statement]
+
+    def inside(self, outer: ast.AST, *kinds: type[Node]) -> Iterator[Node]:
+        """The nodes of these classes within ``outer``, itself included, in source order, nested functions too."""
+        stack = [outer]
+        while stack:
+            node = stack.pop()
+            if isinstance(node, kinds):
+                yield node
+            stack.extend(reversed(list(ast.iter_child_nodes(node))))
+
+
+def _is_inside(child: ast.AST, scope: Scope) -> bool:
+    """Whether ``child``, directly under ``scope``, is evaluated within it."""
+    if isinstance(scope, ast.Module):
+        return True
+    if isinstance(scope, ast.Lambda):
+        return child is scope.body or child is scope.args
+    return child in scope.body or (not isinstance(scope, ast.ClassDef) and child is scope.args)
+
+
+def dotted(node: ast.AST | None) -> str | None:
+    """The text that names a place: ``scaler``, ``self.scaler``, ``opts[0]``, ``state["opt"]``; None for the rest."""
+    parts: list[str] = []
+    while True:
+        match node:
+            case ast.Name(id=name):
+                parts.append(name)
+                return "".join(reversed(parts))
+            case ast.Attribute(value=value, attr=attr):
+                parts.append(f".{attr}")
+                node = value
+            case ast.Subscript(value=value, slice=ast.Constant(value=index)):
+                parts.append(f"[{index!r}]")
+                node = value
+            case ast.Subscript(value=value, slice=ast.Name(id=index)):
+                parts.append(f"[{index}]")
+                node = value
+            case _:
+                return None
