@@ -5,6 +5,7 @@ import random
 import threading
 
 import pytest
+from hypothesis import settings
 
 SAMPLE = 10
 """One slow test in this many runs in ./dev check."""
@@ -15,6 +16,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    settings.register_profile("on a loaded machine", deadline=None)
+    settings.load_profile("on a loaded machine")
     os.environ.setdefault("PYTHONHASHSEED", "0")
     config.addinivalue_line("markers", "leaves_behind(what): the test changes global state on purpose")
 
@@ -119,6 +122,8 @@ def nothing_is_left_behind(request, _originals):
     from ampwise.observe.events import BUS
 
     torch.set_num_threads(1)
+    if "torch._dynamo.utils" in sys.modules:  # what another test compiled says nothing of this one
+        sys.modules["torch._dynamo.utils"].counters.clear()
     before, argv, path = _torch_state(), list(sys.argv), list(sys.path)
     threads = threading.active_count()
     yield

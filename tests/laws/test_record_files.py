@@ -15,7 +15,7 @@ from ampwise.records.files import from_json, to_json
 from ampwise.records.recording import Recording
 from ampwise.records.run import Failure, RunEnd, RunRecord, StepRecord
 
-unhurried = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+unhurried = settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 
 counts = st.integers(min_value=-(2**63), max_value=2**63 - 1)
 some_counts = st.none() | counts

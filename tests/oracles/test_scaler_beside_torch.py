@@ -41,7 +41,7 @@ class Walker:
 
 
 @pytest.mark.parametrize("kind", list(OPTIMIZERS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     steps=STEPS,
     init_scale=st.sampled_from([1.0, 7.0, 65536.0, 2.0**40]),

@@ -46,7 +46,7 @@ def test_sigterm_reaches_the_command(tmp_path):
     ready = tmp_path / "ready"
     code = (
         "import pathlib, signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(9))\n"
-        f"pathlib.Path({str(ready)!r}).touch()\ntime.sleep(60)"
+        f"pathlib.Path({str(ready)!r}).touch()\ntime.sleep(600)"
     )
 
     def send():
