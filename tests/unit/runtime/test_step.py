@@ -426,7 +426,7 @@ def test_inside_a_window_saving_is_refused():
 
 def test_a_foreign_state_is_refused():
     _, step = weight_and_step()
-    with pytest.raises(RecordError, match="none optimizers"):
+    with pytest.raises(RecordError, match="it has no optimizers"):
         step.load_state_dict({})
     with pytest.raises(RecordError, match="2 optimizers, this TrainStep has 1"):
         step.load_state_dict({"optimizers": [{}, {}], "schedulers": []})
