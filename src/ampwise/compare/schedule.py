@@ -1,6 +1,7 @@
 """Lays out which variant runs when."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from ampwise.compare.variants import FP32, Variant
 from ampwise.runner.spec import LaunchSpec, Lists, Malloc
@@ -21,7 +22,12 @@ class ComparisonPlan:
     malloc: Malloc = Malloc.AUTO
     lists: Lists = Lists.CUDA
     scratch: str | None = None
-    """Folder to which what the runs save is redirected."""
+    """Folder for what the runs save and print."""
+
+    @property
+    def saved(self) -> str | None:
+        """Folder to which what the runs save is redirected."""
+        return None if self.scratch is None else str(Path(self.scratch, "saved"))
 
     @property
     def memory_step(self) -> int:
@@ -49,7 +55,7 @@ class ScheduledRun:
             device=plan.device,
             malloc=plan.malloc,
             lists=plan.lists,
-            scratch=plan.scratch,
+            scratch=plan.saved,
             summary=False,
         )
 

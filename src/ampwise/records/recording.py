@@ -26,3 +26,5 @@ class Recording:
     environment: Environment
     runs: tuple[RunRecord, ...]
     comparison: Comparison | None = None
+    notes: tuple[str, ...] = ()
+    """What the reader should know of all runs together."""

@@ -20,6 +20,7 @@ def comparison_json(recording: Recording) -> dict[str, Any]:
             "num_repeats": comparison.num_repeats if comparison else None,
             "project_steps": comparison.project_steps if comparison else None,
             "variants": [_variant(summary) for summary in comparison.variants] if comparison else [],
+            "notes": recording.notes,
             "environment": recording.environment,
         }
     )

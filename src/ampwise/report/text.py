@@ -63,16 +63,19 @@ def render_table(recording: Recording, console: Console) -> None:
     if comparison is None or not comparison.variants:
         return
     table_rows = rows(comparison)
-    console.print(_table(table_rows, wide=console.width >= _WIDE))
+    has_figures = any(row.error is None for row in table_rows)
+    if has_figures:
+        console.print(_table(table_rows, wide=console.width >= _WIDE))
     for row in table_rows:
         if row.error is not None:
             console.print(Text(f"{row.name} did not finish: {row.error}", style=_STYLES[Tone.BAD]))
-    for line in _explanations(recording, comparison, table_rows):
+    explanations = _explanations(recording, comparison, table_rows) if has_figures else ()
+    for line in (*explanations, *_noted(recording)):
         console.print(Text(line, style="dim"))
 
 
 def _explanations(recording: Recording, comparison: Comparison, table_rows: Iterable[Row]) -> Iterator[str]:
-    """What the figures mean and stand on, and what the runs noted."""
+    """What the figures mean and stand on."""
     projected = projection(comparison)
     if projected:
         yield projected
@@ -83,6 +86,13 @@ def _explanations(recording: Recording, comparison: Comparison, table_rows: Iter
     yield ratios_mean(comparison)
     yield how_timed()
     yield f"Allocator of every variant: {inert_line(recording.environment.allocator)}."
+
+
+def _noted(recording: Recording) -> Iterator[str]:
+    """What was noted of all runs together, and of each variant's."""
+    for text in recording.notes:
+        line = inert_line(text, max_length=500)
+        yield line[:1].upper() + line[1:]
     for variant, texts in notes(recording).items():
         yield from (f"{inert_line(variant)}: {inert_line(text, max_length=500)}" for text in texts)
 

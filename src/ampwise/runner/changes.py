@@ -3,7 +3,8 @@
 import os
 from pathlib import Path
 
-_PASSED_OVER = {".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache"}
+_PASSED_OVER = {".git", ".hg", ".svn", ".venv", "venv", ".tox", ".nox", ".hypothesis", ".idea", "node_modules"}
+"""Folders of version control, environments and tools; besides those of caches (``__pycache__``, ``.ruff_cache``)."""
 _MAX_FILES = 20_000
 _MAX_NAMES = 8
 
@@ -25,11 +26,11 @@ def tracker_environment(scratch: str) -> dict[str, str]:
 
 
 class ChangeWatch:
-    """Which files below a folder change from now on.
+    """Which files below a folder change from now on, over all runs of a script.
 
     Args:
         folder: where to look.
-        scratch: where what the run saves is redirected to; not looked at.
+        scratch: where each run has a folder to which what it saves is redirected; not looked at for changes.
     """
 
     def __init__(self, folder: str, *, scratch: str) -> None:
@@ -40,14 +41,14 @@ class ChangeWatch:
     def notes(self) -> tuple[str, ...]:
         """What the reader should know, in words."""
         notes: list[str] = []
-        saved = snapshot(self._scratch)
+        saved = {str(Path(*Path(name).parts[1:])) for name in snapshot(self._scratch)}
         if saved:
-            notes.append(f"what the script saved went to {self._scratch}: {_names(sorted(saved))}")
+            notes.append(f"what the script saved went to {self._scratch}, a folder a run: {_names(sorted(saved))}")
         changed = changes(self._before, snapshot(self._folder, without=self._scratch))
         if changed:
-            notes.append(f"the script changed files in {self._folder}: {_names(changed)}")
+            notes.append(f"changed meanwhile in {self._folder}, by the script or another program: {_names(changed)}")
         if len(self._before) >= _MAX_FILES:
-            notes.append(f"{self._folder} holds more than the {_MAX_FILES} files looked at for changes")
+            notes.append(f"only {_MAX_FILES:,} files of {self._folder} were looked at for changes")
         return tuple(notes)
 
 
@@ -55,7 +56,7 @@ def snapshot(folder: str, *, without: str | None = None) -> Snapshot:
     """Time of change and size of each file below ``folder``, up to a limit."""
     found: Snapshot = {}
     for root, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in _PASSED_OVER and os.path.join(root, name) != without]
+        folders[:] = [name for name in folders if not _is_tools(name) and os.path.join(root, name) != without]
         for name in names:
             path = os.path.join(root, name)
             try:
@@ -68,10 +69,16 @@ def snapshot(folder: str, *, without: str | None = None) -> Snapshot:
     return found
 
 
+def _is_tools(folder: str) -> bool:
+    return folder in _PASSED_OVER or (folder.startswith((".", "__")) and "cache" in folder)
+
+
 def changes(before: Snapshot, after: Snapshot) -> list[str]:
-    """Files that are new, changed or gone."""
+    """Files that are new, changed or gone; of what a snapshot's limit may have hidden, nothing is said."""
+    changed = [name for name, state in after.items() if name in before and before[name] != state]
+    new = [] if len(before) >= _MAX_FILES else [name for name in after if name not in before]
     gone = [] if len(after) >= _MAX_FILES else [f"{name} (gone)" for name in before if name not in after]
-    return sorted([*(name for name, state in after.items() if before.get(name) != state), *gone])
+    return sorted([*changed, *new, *gone])
 
 
 def _names(names: list[str]) -> str:

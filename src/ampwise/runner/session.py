@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from ampwise._base.errors import AmpwiseError
 from ampwise.observe.events import BUS
 from ampwise.records.run import Failure, RunEnd, RunRecord
-from ampwise.runner.changes import ChangeWatch
 from ampwise.runner.choice import choose_once, own_gpu
 from ampwise.runner.failures import describe, end_of
 from ampwise.runner.imports import after_import
@@ -53,7 +52,6 @@ class Session:
         self._steps: StepWatcher | None = None
         self._memory: PeakMemory | None = None
         self._notes: list[str] = []
-        self._changes: ChangeWatch | None = None
 
     @property
     def choice(self) -> "Choice | None":
@@ -72,8 +70,6 @@ class Session:
 
     def open(self) -> None:
         """Wait for the script to import torch, then take effect; what does not need torch takes effect now."""
-        if self.spec.scratch is not None:
-            self._changes = ChangeWatch(str(Path.cwd()), scratch=self.spec.scratch)
         if self.spec.record is not None:
             seed_python(self.spec.repeat)
         self._stack.callback(after_import("torch", self._take_effect))
@@ -118,13 +114,10 @@ class Session:
         """The run's record; where this process did not train, that of the lowest rank which did."""
         others = [report.run for report in self.reports() if report.run] if not self.num_steps else []
         base = others[0] if others else self._own_record()
-        changes = self._changes.notes() if self._changes else ()
         num_steps = max(len(base.steps), self.num_steps)
         if end.status == 0 and self.spec.stop_after is not None and num_steps >= self.spec.stop_after:
             end = replace(end, stopped=True)  # in a process that the script started
-        return replace(
-            base, end=_run_end(end, has_steps=num_steps > 0), failure=_failure(end), notes=(*base.notes, *changes)
-        )
+        return replace(base, end=_run_end(end, has_steps=num_steps > 0), failure=_failure(end))
 
     def _own_record(self) -> RunRecord:
         choice, injected, memory = self._choice, self._injected, self._memory

@@ -133,3 +133,20 @@ def test_what_a_run_printed_is_kept_only_where_it_failed(fake, tmp_path):
     assert [path.name for path in (tmp_path / "output").iterdir()] == ["auto-0"]
     kept = f"what it printed is kept in {tmp_path / 'output' / 'auto-0'}"
     assert [run.notes for run in recording.runs] == [(), (kept,), ()]
+
+
+def test_what_the_runs_saved_and_what_changed_is_noted_once_for_all(fake, tmp_path, monkeypatch):
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+    made = fake()
+
+    def run(target, spec, **options):
+        folder = Path(spec.scratch, f"{spec.precision}-{spec.repeat}")
+        folder.mkdir(parents=True)
+        (folder / "best.pt").write_text("")
+        Path("log.txt").write_text(spec.precision)
+        return made(target, spec, **options)
+
+    recording = measure(run, scratch=str(tmp_path / "scratch"))
+    assert [note.rpartition(": ")[2] for note in recording.notes] == ["best.pt", "log.txt"]
+    assert not any(run.notes for run in recording.runs)

@@ -51,7 +51,7 @@ def test_every_run_is_told_the_same_but_for_precision_and_number():
     )
     specs = [run.spec(plan) for run in schedule(plan)]
     assert {(spec.stop_after, spec.device, spec.malloc, spec.lists, spec.scratch) for spec in specs} == {
-        (30, "cpu", Malloc.SYSTEM, Lists.STOCK, "/scratch")
+        (30, "cpu", Malloc.SYSTEM, Lists.STOCK, "/scratch/saved")
     }
     assert [(spec.precision, spec.compile, spec.repeat) for spec in specs] == [
         ("fp32", False, 0),

@@ -1,5 +1,6 @@
 import io
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -71,3 +72,19 @@ def test_a_poor_encoding_gets_question_marks(made, monkeypatch):
     render_table(made.normal(), stdout_console())
     stdout.flush()
     assert b"fp32" in stdout.buffer.getvalue()
+
+
+def test_where_nothing_finished_only_the_errors_are_shown(made):
+    recording = made.crashed()
+    failed = next(one for one in recording.comparison.variants if one.error is not None)
+    text = _printed(replace(recording, comparison=replace(recording.comparison, variants=(failed,))), 80)
+    lines = text.splitlines()
+    assert lines[0] == "No variant finished."
+    assert "did not finish" in lines[1]
+    assert "Speed is" not in text
+    assert "Step times" not in text
+
+
+def test_notes_on_all_runs_are_shown_once(made):
+    recording = replace(made.normal(), notes=("changed meanwhile: log.txt",))
+    assert _printed(recording, 200).count("Changed meanwhile: log.txt") == 1

@@ -18,7 +18,9 @@ def test_new_changed_and_gone_files_are_listed(tmp_path):
     (tmp_path / "gone").unlink()
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "new").write_text("")
-    assert before.notes() == (f"the script changed files in {tmp_path}: changed, gone (gone), runs/new",)
+    assert before.notes() == (
+        f"changed meanwhile in {tmp_path}, by the script or another program: changed, gone (gone), runs/new",
+    )
 
 
 def test_a_file_rewritten_with_as_many_bytes_is_seen_by_its_time(tmp_path):
@@ -29,14 +31,30 @@ def test_a_file_rewritten_with_as_many_bytes_is_seen_by_its_time(tmp_path):
     assert "a" in before.notes()[0]
 
 
-def test_what_was_saved_is_named_with_its_folder_and_no_change(tmp_path):
+def test_what_all_runs_saved_is_named_once_and_is_no_change(tmp_path):
     before = watch(tmp_path)
-    (tmp_path / "scratch").mkdir()
-    (tmp_path / "scratch" / "best.pt").write_text("")
-    assert before.notes() == (f"what the script saved went to {tmp_path}/scratch: best.pt",)
+    for run in ("fp32-0", "bf16-0"):
+        (tmp_path / "scratch" / run / "runs").mkdir(parents=True)
+        (tmp_path / "scratch" / run / "best.pt").write_text("")
+    (tmp_path / "scratch" / "bf16-0" / "runs" / "events").write_text("")
+    assert before.notes() == (
+        f"what the script saved went to {tmp_path}/scratch, a folder a run: best.pt, runs/events",
+    )
 
 
-@pytest.mark.parametrize("name", [".git", "__pycache__", ".venv", "node_modules"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".git",
+        "__pycache__",
+        ".venv",
+        "node_modules",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".hypothesis",
+        ".import_linter_cache",
+    ],
+)
 def test_folders_of_tools_are_passed_over(tmp_path, name):
     before = watch(tmp_path)
     (tmp_path / name).mkdir()
@@ -56,7 +74,10 @@ def test_a_folder_too_large_is_said_to_be(tmp_path, monkeypatch):
     for number in range(5):
         (tmp_path / str(number)).write_text("")
     assert len(snapshot(str(tmp_path))) == 3
-    assert "holds more than the 3 files" in watch(tmp_path).notes()[-1]
+    before = watch(tmp_path)
+    (tmp_path / "0").unlink()  # which lets the snapshot reach a file it did not reach before
+    assert before.notes()[-1] == f"only 3 files of {tmp_path} were looked at for changes"
+    assert not any("(gone)" not in note and "changed meanwhile" in note for note in before.notes())
 
 
 def test_links_that_lead_nowhere_do_no_harm(tmp_path):

@@ -54,7 +54,7 @@ def test_progress_is_told_up_to_the_last_step(trained):
 
 
 def test_nothing_of_the_users_is_overwritten(trained):
-    folder, record, _ = trained
+    folder = trained[0]
     assert (folder / "model.pt").read_text() == "the user's"
     assert len(list((folder / "scratch").glob("bf16-1-*/model.pt"))) == 1
 
@@ -114,7 +114,7 @@ def test_the_script_meets_a_quiet_world(tmp_path):
     )
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen == ["", "offline", os.environ.get("PYTHONHASHSEED", "3")]
-    assert f"the script changed files in {tmp_path}: seen.json" in record.notes
+    assert record.failure is None
 
 
 def is_running(pid):
