@@ -10,6 +10,7 @@ from ampwise._base.version import __version__
 
 if TYPE_CHECKING:
     from ampwise.runtime.autocast import autocast
+    from ampwise.runtime.checkpoint import load_checkpoint, save_checkpoint
     from ampwise.runtime.custom_function import custom_bwd, custom_fwd
     from ampwise.runtime.scaler import GradScaler
     from ampwise.runtime.step import TrainStep
@@ -18,11 +19,22 @@ _HOMES = {
     "autocast": "ampwise.runtime.autocast",
     "custom_bwd": "ampwise.runtime.custom_function",
     "custom_fwd": "ampwise.runtime.custom_function",
+    "load_checkpoint": "ampwise.runtime.checkpoint",
+    "save_checkpoint": "ampwise.runtime.checkpoint",
     "GradScaler": "ampwise.runtime.scaler",
     "TrainStep": "ampwise.runtime.step",
 }
 
-__all__ = ["GradScaler", "TrainStep", "__version__", "autocast", "custom_bwd", "custom_fwd"]
+__all__ = [
+    "GradScaler",
+    "TrainStep",
+    "__version__",
+    "autocast",
+    "custom_bwd",
+    "custom_fwd",
+    "load_checkpoint",
+    "save_checkpoint",
+]
 
 
 def __getattr__(name: str) -> Any:

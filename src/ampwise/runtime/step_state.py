@@ -8,14 +8,14 @@ from torch.optim import Optimizer
 
 def state_faults(state: Any, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> list[str]:
     """Why these optimizers and schedulers cannot take over ``state``; empty if they can."""
+    missing = [kind for kind in ("optimizers", "schedulers") if not isinstance(state, Mapping) or kind not in state]
+    if missing:
+        return [f"this is no state_dict() of a TrainStep: it has no {' and no '.join(missing)}"]
     faults: list[str] = []
     for kind, mine in (("optimizers", optimizers), ("schedulers", schedulers)):
-        theirs = state.get(kind) if isinstance(state, Mapping) else None
-        if theirs is None:
-            return [f"this is no state_dict() of a TrainStep: it has no {kind}"]
-        if len(theirs) != len(mine):
+        if len(state[kind]) != len(mine):
             faults.append(
-                f"the state holds {len(theirs)} {kind}, this TrainStep has {len(mine)}; give it the same ones"
+                f"the state holds {len(state[kind])} {kind}, this TrainStep has {len(mine)}; give it the same ones"
             )
     if faults:
         return faults
