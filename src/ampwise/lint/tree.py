@@ -3,9 +3,12 @@
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast, overload
 
 Node = TypeVar("Node", bound=ast.AST)
+Other = TypeVar("Other", bound=ast.AST)
+Third = TypeVar("Third", bound=ast.AST)
+Fourth = TypeVar("Fourth", bound=ast.AST)
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Scope: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While
@@ -59,11 +62,21 @@ class Tree:
                     stack.append(value)
             stack[first:] = stack[first:][::-1]
 
-    def nodes(self, *kinds: type[Node]) -> list[Node]:
-        """All nodes of exactly these classes, in source order for each class."""
+    @overload
+    def nodes(self, kind: type[Node], /) -> list[Node]: ...
+    @overload
+    def nodes(self, kind: type[Node], other: type[Other], /) -> list[Node | Other]: ...
+    @overload
+    def nodes(self, kind: type[Node], other: type[Other], third: type[Third], /) -> list[Node | Other | Third]: ...
+    @overload
+    def nodes(
+        self, kind: type[Node], other: type[Other], third: type[Third], fourth: type[Fourth], /
+    ) -> list[Node | Other | Third | Fourth]: ...
+    def nodes(self, *kinds: type[ast.AST]) -> list[Any]:
+        """All nodes of exactly these classes; in source order within each class."""
         if len(kinds) == 1:
-            return cast("list[Node]", self._by_type.get(kinds[0], []))
-        return [node for kind in kinds for node in cast("list[Node]", self._by_type.get(kind, []))]
+            return self._by_type.get(kinds[0], [])
+        return [node for kind in kinds for node in self._by_type.get(kind, [])]
 
     def parent(self, node: ast.AST) -> ast.AST | None:
         """What holds ``node``; None for the module."""
