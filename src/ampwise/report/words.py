@@ -34,6 +34,10 @@ def headline(recording: Recording) -> Sentence:
     finished = [summary for summary in others if summary.error is None]
     if first.error is not None and not finished:
         return Sentence(text="No variant finished.", tone=Tone.BAD)
+    own = next((run.left_alone for run in recording.runs if run.left_alone is not None), None)
+    if own is not None:
+        text = f"All ran alike: the script's own mixed precision was left to it ({inert_line(own)})."
+        return Sentence(text=text, tone=Tone.CAUTION)
     if first.error is not None:
         return _without_first(first, min(finished, key=lambda summary: summary.step_ms_median or math.inf))
     if not finished:

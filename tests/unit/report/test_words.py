@@ -113,3 +113,11 @@ def test_what_was_equal_names_the_allocator_and_the_work(made):
     facts = words.equal_for_all(made.normal())
     assert facts[0].startswith("the allocator: tuned (mallopt")
     assert any("2 runs of 60 steps a variant" in fact for fact in facts)
+
+
+def test_a_script_that_does_it_itself_is_credited_with_no_gain(made):
+    own = "torch.autocast entered at own.py:9"
+    runs = [made.run("fp32", "fp32", left_alone=own), made.run("auto", "bf16", left_alone=own, time_ms=50.0)]
+    recording = made.recording(runs, [made.summary("fp32", "fp32"), made.BF16])
+    said = f"All ran alike: the script's own mixed precision was left to it ({own})."
+    assert words.headline(recording) == words.Sentence(text=said, tone=Tone.CAUTION)
