@@ -23,7 +23,7 @@ _TAG = "ampwise-lists"
 def use_cuda_lists(device_type: str = "cpu", *, extra: bool = True) -> Undo:
     """Let autocast on ``device_type`` follow CUDA's fp32 and promote lists until the returned undo is called.
 
-    ``extra`` adds the remedies of ``plan/lists/remedies.toml`` (mean, sigmoid, binary cross-entropy, operators that
+    ``extra`` adds the remedies of ``plan/remedies.toml`` (mean, sigmoid, binary cross-entropy, operators that
     raise on mixed dtypes). On CUDA, whose lists these are, only the remedies are added. The undo may be called more
     than once. Functions compiled before are compiled anew, and torch's compile caches get a key of their own, for
     neither knows of cast lists.
