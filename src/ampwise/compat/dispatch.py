@@ -1,20 +1,17 @@
 """torch's dispatcher: autocast keys, what is registered under them, and kernels of our own.
 
 Private names: ``torch._C.DispatchKey``, ``DispatchKeySet``, ``_ExcludeDispatchKeyGuard`` and
-``_dispatch_get_registrations_for_dispatch_key``; ``OpOverload._op`` and ``_schema``; ``Library._destroy``;
-``torch._C._dynamo.eval_frame``.
+``_dispatch_get_registrations_for_dispatch_key``; ``OpOverload._op`` and ``_schema``; ``Library._destroy``.
 """
 
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import CodeType
 from typing import Any
 
 import torch
 from torch._C import DispatchKey, DispatchKeySet
-from torch._C._dynamo import eval_frame
 
 Kernel = Callable[..., Any]
 _NAMESPACE = "aten"
@@ -75,12 +72,6 @@ def signature(overload: Any) -> Signature:
         dtype_index=next((i for i, a in enumerate(arguments) if a.name == "dtype"), None),
         defaults=tuple(a.default_value for a in arguments if not a.kwarg_only),
     )
-
-
-def hide_from_dynamo(code: CodeType) -> None:
-    """Keep Dynamo from compiling frames of ``code``, and what they call, where eager code meets them."""
-    skip = eval_frame._FrameAction.SKIP
-    eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
 
 
 def register_kernels(device_type: str, kernels: Mapping[str, Kernel]) -> Callable[[], None]:

@@ -16,7 +16,15 @@ from torch.compiler import is_dynamo_compiling
 Tracer = Callable[..., Any] | bool | None
 """What Dynamo does with this thread's next Python frame; None: nothing."""
 
-__all__ = ["Tracer", "belongs_to_dynamo", "get_tracer", "is_dynamo_compiling", "never_compile_alone", "set_tracer"]
+__all__ = [
+    "Tracer",
+    "belongs_to_dynamo",
+    "get_tracer",
+    "hide_from_dynamo",
+    "is_dynamo_compiling",
+    "never_compile_alone",
+    "set_tracer",
+]
 
 get_tracer: Callable[[], Tracer] = get_eval_frame_callback
 set_tracer: Callable[[Tracer], Tracer] = set_eval_frame
@@ -26,6 +34,11 @@ def never_compile_alone(*functions: Any) -> None:
     """Keep Dynamo from starting a graph in these functions; where it meets them in one, it looks through them."""
     for function in functions:
         set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
+
+
+def hide_from_dynamo(function: Callable[..., Any]) -> None:
+    """Keep Dynamo from compiling ``function``'s frames, and what they call, where eager code meets them."""
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 def belongs_to_dynamo(frame: FrameType) -> bool:

@@ -17,9 +17,9 @@ from ampwise.compat.dispatch import (
     below_autocast,
     direct_call,
     find_overload,
-    hide_from_dynamo,
     signature,
 )
+from ampwise.compat.dynamo import hide_from_dynamo
 from ampwise.plan.operators import CastPolicy
 
 _NARROW = frozenset(
@@ -57,7 +57,7 @@ def make_kernel(name: str, policy: CastPolicy, *, device_type: str) -> Kernel | 
             raise ValueError(f"{name}: {policy} is torch's own policy; ampwise has no kernel for it")
         case _:
             assert_never(policy)
-    hide_from_dynamo(kernel.__code__)
+    hide_from_dynamo(kernel)
     return kernel
 
 

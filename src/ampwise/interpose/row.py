@@ -1,14 +1,6 @@
 """What a row is: one thing of torch or Python that can be intercepted, and why."""
 
 from dataclasses import dataclass
-from enum import StrEnum
-
-
-class Scope(StrEnum):
-    """Whom a replacement reaches."""
-
-    PROCESS = "process"
-    THREAD = "thread"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +20,9 @@ class Row:
     """The obstacle it removes, in a sentence."""
     obstacle: str | None = None
     """Stem of the script that shows the obstacle; None for a row that only observes."""
-    scope: Scope = Scope.PROCESS
     in_workers: bool = False
     """Stays on in DataLoader workers."""
     outermost: bool = False
     """Interceptors see only a thread's outermost call; calls within it go straight to the original."""
     per_class: bool = False
     """Subclasses replace the attribute with their own: each class that has one is a target of this row."""
-    torch_min: tuple[int, int] | None = None
-    torch_max: tuple[int, int] | None = None
-    """First and last torch release that needs the row; None is open."""

@@ -5,7 +5,6 @@ an attribute of a module or class of somebody else's, is itself global to the pr
 """
 
 import functools
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -218,8 +217,3 @@ def switch_off_in_worker() -> None:
                 seam.set_interceptors(())
                 if seam.uninstall():
                     del _SEAMS[key]
-
-
-def is_loaded(module: str) -> bool:
-    """Whether the script has imported ``module``: nothing is imported only to be replaced."""
-    return module in sys.modules
