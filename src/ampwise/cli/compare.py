@@ -1,6 +1,5 @@
 """``ampwise compare``: a script in several precisions, and what each gained."""
 
-import json
 import os
 import shutil
 import sys
@@ -17,6 +16,8 @@ from ampwise._base.errors import UsageError
 from ampwise._base.files import check_writable, write_atomically
 from ampwise._base.text import inert_line
 from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, has_syntax_error, say
+from ampwise.cli.options import lists_option, malloc_option, module_option, script_words, target_of
+from ampwise.cli.report import print_recording
 from ampwise.compare.schedule import ComparisonPlan
 from ampwise.compare.variants import parse_variants
 from ampwise.records.files import save_recording
@@ -56,22 +57,12 @@ _PATH = click.Path(path_type=Path)
 @click.option("--project-steps", type=click.IntRange(min=1), metavar="N", help="Say how long N steps would take.")
 @click.option("--report", type=_PATH, metavar="FILE", help="Write one self-contained HTML file.")
 @click.option("--record", type=_PATH, metavar="FILE", help="Save all that was measured, for `ampwise report`.")
-@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@module_option
 @click.option("--device", metavar="DEVICE", help="cpu, cuda:1, ...: the current device of the runs.")
-@click.option(
-    "--lists",
-    type=click.Choice([one.value for one in Lists]),
-    default=Lists.CUDA.value,
-    help="Whose cast lists autocast follows: CUDA's on every device (default), or torch's own.",
-)
-@click.option(
-    "--malloc",
-    type=click.Choice([one.value for one in Malloc]),
-    default=Malloc.AUTO.value,
-    help="CPU allocator of all variants alike: tuned, system, or auto.",
-)
+@lists_option
+@malloc_option("CPU allocator of all variants alike: tuned, system, or auto.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
-@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")
+@script_words
 def command(words: tuple[str, ...], **options: Any) -> int:
     """Run a training script in several precisions and show what each gained.
 
@@ -84,7 +75,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     output is not shown; it is kept, and named, where a run fails.
     """  # noqa: D301 - click's mark for a block kept as it is
     plan = _plan(options)
-    target = Target(module=words[0], argv=words[1:]) if options["is_module"] else Target(path=words[0], argv=words[1:])
+    target = target_of(words, is_module=options["is_module"])
     _check_files(options["report"], options["record"], target)
     status = _check_script(target)
     if status:
@@ -92,7 +83,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     _check_device(plan.device)
     recording, interrupted = _measure(target, plan)
     _write(recording, options)
-    _tell(recording, as_json=options["as_json"])
+    print_recording(recording, as_json=options["as_json"])
     if interrupted:
         say("interrupted; this is what had been measured")
         return INTERRUPTED
@@ -209,17 +200,6 @@ def _write(recording: "Recording", options: Mapping[str, Any]) -> None:
     for name in ("record", "report"):
         if options[name] is not None:
             click.echo(f"{name}: {inert_line(str(options[name]), max_length=1000)}", err=True)
-
-
-def _tell(recording: "Recording", *, as_json: bool) -> None:
-    if as_json:
-        from ampwise.report.machine import comparison_json
-
-        click.echo(json.dumps(comparison_json(recording), indent=1, allow_nan=False))
-        return
-    from ampwise.report.text import render_table, stdout_console
-
-    render_table(recording, stdout_console())
 
 
 def _rows(recording: "Recording") -> Any:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,6 +10,9 @@ from ampwise._base.errors import UsageError
 from ampwise._base.files import check_writable, write_atomically
 from ampwise._base.text import inert_line
 from ampwise.records.files import load_recording
+
+if TYPE_CHECKING:
+    from ampwise.records.recording import Recording
 
 _HEAD_CHARS = 4096
 
@@ -30,16 +34,21 @@ def command(record: Path, output: Path | None, *, as_json: bool) -> None:
         from ampwise.report.html import render_html
 
         write_atomically(page, render_html(recording))
+    print_recording(recording, as_json=as_json)
+    if page is not None:
+        click.echo(f"report: {inert_line(str(page), max_length=1000)}", err=as_json)
+
+
+def print_recording(recording: "Recording", *, as_json: bool) -> None:
+    """Print a recording on stdout: as a table, or as one JSON document."""
     if as_json:
         from ampwise.report.machine import comparison_json
 
         click.echo(json.dumps(comparison_json(recording), indent=1, allow_nan=False))
-    else:
-        from ampwise.report.text import render_table, stdout_console
+        return
+    from ampwise.report.text import render_table, stdout_console
 
-        render_table(recording, stdout_console())
-    if page is not None:
-        click.echo(f"report: {inert_line(str(page), max_length=1000)}", err=as_json)
+    render_table(recording, stdout_console())
 
 
 def _check_page(page: Path, record: Path, *, was_named: bool) -> None:

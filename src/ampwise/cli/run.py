@@ -18,6 +18,7 @@ import click
 from ampwise._base.errors import AmpwiseError, CannotRunError, UsageError
 from ampwise._base.text import inert_line
 from ampwise.cli.exits import INTERRUPTED, has_syntax_error, say
+from ampwise.cli.options import lists_option, malloc_option, module_option, script_words, target_of
 from ampwise.plan.presets import get_precision
 from ampwise.records.files import to_plain
 from ampwise.runner.bootstrap import announce, children_environment, own_environment
@@ -99,24 +100,14 @@ class _Voice:
     short_help="Run a training script, unmodified, in mixed precision.",
 )
 @click.option("--precision", default="auto", metavar="NAME", help="auto (default), fp32, tf32, bf16 or fp16.")
-@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as in python -m.")
+@module_option
 @click.option("--device", metavar="DEVICE", help="cpu, cuda:1, ...: the current device of the run.")
-@click.option(
-    "--lists",
-    type=click.Choice([one.value for one in Lists]),
-    default=Lists.CUDA.value,
-    help="Whose cast lists autocast follows: CUDA's on every device (default), or torch's own.",
-)
-@click.option(
-    "--malloc",
-    type=click.Choice([one.value for one in Malloc]),
-    default=Malloc.AUTO.value,
-    help="CPU allocator: keep large tensors between steps (tuned), as it is (system), or auto.",
-)
+@lists_option
+@malloc_option("CPU allocator: keep large tensors between steps (tuned), as it is (system), or auto.")
 @click.option("--show-code", is_flag=True, help="Print the plain torch.amp code that would do the same; run nothing.")
 @click.option("--summary/--no-summary", default=True, help="Print the closing summary to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; the script's stdout goes to stderr.")
-@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")
+@script_words
 def command(words: tuple[str, ...], **options: Any) -> int:
     """Run a training script, unmodified, in the precision this hardware is good at.
 
@@ -132,7 +123,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     is_launcher = options["has_dashes"] and not options["is_module"] and _is_launcher(words[0])
     if not is_launcher and not options["is_module"]:
         _refuse_command(words[0])
-    target = _target(words, is_module=options["is_module"])
+    target = target_of(words, is_module=options["is_module"])
     if options["show_code"]:
         if is_launcher:
             raise UsageError(f"--show-code shows a script; name it in place of {inert_line(words[0])}")
@@ -154,11 +145,6 @@ def _spec(options: Mapping[str, Any]) -> LaunchSpec:
         device=device,
         summary=options["summary"] and own_environment().get("RANK", "0") == "0",
     )
-
-
-def _target(words: tuple[str, ...], *, is_module: bool) -> Target:
-    name, argv = words[0], words[1:]
-    return Target(module=name, argv=argv) if is_module else Target(path=name, argv=argv)
 
 
 def _refuse_command(word: str) -> None:
