@@ -83,7 +83,7 @@ def test_every_field_survives_every_round_trip(state, walk):
     for finite in walk:
         state = state.adjust(finite)
     assert decode(encode(state)) == state
-    assert pickle.loads(pickle.dumps(state)) == state  # noqa: S301 - our own bytes
+    assert pickle.loads(pickle.dumps(state)) == state
     assert type(state)(**_fields(state)) == state
 
 

@@ -288,7 +288,7 @@ def test_it_is_pickled_and_copied_between_iterations():
     with pytest.raises(AssertionError, match="beginning"):
         pickle.dumps(scaler)
     scaler.update()
-    for twin in (pickle.loads(pickle.dumps(scaler)), copy.deepcopy(scaler)):  # noqa: S301 - our own bytes
+    for twin in (pickle.loads(pickle.dumps(scaler)), copy.deepcopy(scaler)):
         assert twin.state_dict() == scaler.state_dict()
         train_once(twin, sgd(parameter(1.0)), INF)
         twin.update()
