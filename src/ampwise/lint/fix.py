@@ -1,6 +1,7 @@
 """Applies fixes to a file's text: edits that do not overlap, and nothing changed outside them."""
 
 import ast
+import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -83,8 +84,10 @@ def _checked(text: SourceText, edits: list[Edit]) -> bytes | None:
         return data
     try:
         after = text.edited(data)
-        new = _anchors(after, ast.parse(after.text))
-        old = _anchors(text, ast.parse(text.text))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            new = _anchors(after, ast.parse(after.text))
+            old = _anchors(text, ast.parse(text.text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     shifts = _Shifts(edits)

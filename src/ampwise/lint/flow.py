@@ -75,7 +75,7 @@ class Flow:
         """
         try:
             return Walker(self.read, self._names, advance).walk(root.body, start)
-        except TooManyPathsError:
+        except (TooManyPathsError, RecursionError):
             return set()
 
     def reached(

@@ -41,11 +41,12 @@ class Loops:
         self._tree = tree
         self._names = names
         self._flow = flow
+        self._epochs: dict[Function, bool] = {}
 
     @cached_property
     def training(self) -> tuple[Loop, ...]:
         """The innermost loops that hold both a backward and an optimizer step, themselves or through calls."""
-        loops: list[Loop] = [*self._tree.nodes(ast.For), *self._tree.nodes(ast.AsyncFor), *self._tree.nodes(ast.While)]
+        loops = self._tree.nodes(ast.For, ast.AsyncFor, ast.While)
         trains = [loop for loop in loops if self._trains(loop)]
         outer = {around for loop in trains for around in self._tree.loops(loop)}
         return tuple(loop for loop in trains if loop not in outer)
@@ -53,17 +54,35 @@ class Loops:
     @cached_property
     def iterations(self) -> tuple[Function, ...]:
         """Functions that are one iteration: they hold backward and step in no loop of their own."""
-        found: list[Function] = []
-        for root in self._flow.roots:
-            if isinstance(root, ast.Module) or not self._trains(root):
-                continue
-            if not any(self._tree.function(loop) is root for loop in self.training):
-                found.append(root)
-        return tuple(found)
+        roots = [root for root in self._flow.roots if not isinstance(root, ast.Module)]
+        return tuple(root for root in roots if not self._holds_training(root) and self._trains(root))
 
     def _trains(self, node: ast.AST) -> bool:
-        acts = self._flow.acts_in(node)
-        return Act.BACKWARD in acts and Act.STEP in acts
+        """Whether one pass through ``node`` is an iteration, not an epoch: a callee with its own loop does not count."""
+        found: set[Act] = set()
+        for event in self._flow.events_in(node):
+            found.add(event.act)
+            if event.callee is not None and not self._holds_training(event.callee):
+                found |= self._flow.acts_in(event.callee)
+        return Act.BACKWARD in found and Act.STEP in found
+
+    def _holds_training(self, function: Function) -> bool:
+        """Whether ``function`` has a loop that trains."""
+        known = self._epochs.get(function)
+        if known is None:
+            self._epochs[function] = False  # a function that calls itself is asked again
+            loops = [loop for loop in self._loops_of.get(function, []) if self._trains(loop)]
+            known = self._epochs[function] = bool(loops)
+        return known
+
+    @cached_property
+    def _loops_of(self) -> dict[Function, list[Loop]]:
+        found: dict[Function, list[Loop]] = {}
+        for loop in self._tree.nodes(ast.For, ast.AsyncFor, ast.While):
+            function = self._tree.function(loop)
+            if function is not None:
+                found.setdefault(function, []).append(loop)
+        return found
 
     def hot(self, node: ast.expr | ast.stmt) -> Hot | None:
         """The training loop that runs ``node`` in every iteration; None where none does, or an `if` makes it rare."""

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import warnings
 from functools import cached_property
 from typing import Final
 
@@ -35,7 +36,9 @@ class SourceFile:
         self.path = path
         self.text = text
         self.target_torch = target_torch
-        self.tree = Tree(ast.parse(text.text))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the parser's own, on odd escapes in the user's strings
+            self.tree = Tree(ast.parse(text.text))
 
     @cached_property
     def names(self) -> Names:
