@@ -5,7 +5,7 @@ Private names: ``torch._C.DispatchKey``, ``DispatchKeySet``, ``_ExcludeDispatchK
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -76,12 +76,29 @@ def signature(overload: Any) -> Signature:
 
 def register_kernels(device_type: str, kernels: Mapping[str, Kernel]) -> Callable[[], None]:
     """Put ``kernels`` (by overload name) under ``device_type``'s autocast key until the returned undo is called."""
+    return _implement(kernels, autocast_key(device_type), with_keys=False)
+
+
+def replace_kernels(key: str, names: Iterable[str], make: Callable[[Kernel], Kernel]) -> Callable[[], None]:
+    """Put ``make(original)`` in the place of each overload's kernel under the dispatch key until the undo is called.
+
+    Both kernels take the dispatch keys of the call first. An overload without a kernel there is passed over.
+    """
+    theirs = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    qualified = {name: f"{_NAMESPACE}::{name}" for name in names}
+    originals = {
+        name: torch.library.get_kernel(full, key).call_boxed for name, full in qualified.items() if full in theirs
+    }
+    return _implement({name: make(original) for name, original in originals.items()}, key, with_keys=True)
+
+
+def _implement(kernels: Mapping[str, Kernel], key: str, *, with_keys: bool) -> Callable[[], None]:
     library = torch.library.Library(_NAMESPACE, "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
             for name, kernel in kernels.items():
-                library.impl(name, kernel, autocast_key(device_type))
+                library.impl(name, kernel, key, with_keyset=with_keys)
                 # a library that is collected takes its kernels with it: let them keep it, whatever becomes of the undo
                 vars(kernel)["library"] = library
     except BaseException:

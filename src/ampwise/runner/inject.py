@@ -11,6 +11,7 @@ from ampwise.interpose.custom_function import functions_in_fp32
 from ampwise.interpose.data import keep_data_out
 from ampwise.interpose.numpy_view import upcast_for_numpy
 from ampwise.interpose.own_amp import on_own_amp, where
+from ampwise.interpose.sparse_matmul import multiply_sparse_in_fp32
 from ampwise.interpose.threads import pass_to_threads
 from ampwise.observe.events import BUS, EventBus, PrecisionTaken, StepOutcome
 from ampwise.observe.loop import LoopWatcher
@@ -136,6 +137,7 @@ class _Effect:
         stack = self._stack
         if self._lists is Lists.CUDA:
             stack.callback(use_cuda_lists(device_type))
+            stack.callback(multiply_sparse_in_fp32())
         regions = AutocastRegions(device_type, dtype, on_full_precision=self._note_full_precision)
         stack.callback(regions.stop)
         regions.start()
