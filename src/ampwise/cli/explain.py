@@ -1,4 +1,4 @@
-"""``ampwise explain``: what a format is, what a number becomes in each, and in which one an operator runs."""
+"""``ampwise explain``: what a format, a number in each, an operator or a rule of lint is."""
 
 import json
 import math
@@ -13,6 +13,7 @@ from ampwise._base.errors import UsageError
 from ampwise._base.suggest import closest
 from ampwise._base.text import inert_line
 from ampwise.cli.operator_text import operator_head, operator_rows
+from ampwise.cli.rule_text import find_rule, rule_lines
 from ampwise.formats import FORMATS, find_format
 from ampwise.formats.explain import (
     FormatFacts,
@@ -27,6 +28,7 @@ from ampwise.formats.explain import (
 from ampwise.plan.operators import OperatorDescription, describe_operator, is_operator, nearest_operator
 from ampwise.plan.presets import PRECISIONS
 from ampwise.records.files import to_plain
+from ampwise.records.finding import RuleInfo
 
 _OUTCOMES = {
     Outcome.EXACT: "exact",
@@ -57,22 +59,26 @@ class _TakesNegativeNumbers(click.Command):
 @click.argument("word")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(word: str, *, as_json: bool) -> None:
-    """Explain a format, what a number becomes in each format, or in which precision an operator runs.
+    """Explain a format, what a number becomes in each format, in which precision an operator runs, or a rule of lint.
 
-    WORD is a format (fp16, bf16, half, ...), a number (1e-8, 65520, -3e5, 2^-24, 1/3, nan, inf) or an operator
-    (softmax, F.layer_norm, nn.BCELoss, attention, @, ...).
+    WORD is a format (fp16, bf16, half, ...), a number (1e-8, 65520, -3e5, 2^-24, 1/3, nan, inf), an operator
+    (softmax, F.layer_norm, nn.BCELoss, attention, @, ...) or a rule (MP101).
 
     \b
     ampwise explain fp16
     ampwise explain 1e-8
     ampwise explain softmax
+    ampwise explain MP101
     """  # noqa: D301 - click's mark for a block kept as it is
     facts = _facts(word)
     kind, lines = _shown(facts)
     click.echo(json.dumps({kind: to_plain(facts)}, indent=1, allow_nan=False) if as_json else "\n".join(lines))
 
 
-def _facts(word: str) -> FormatFacts | NumberFacts | OperatorDescription:
+def _facts(word: str) -> FormatFacts | NumberFacts | OperatorDescription | RuleInfo:
+    rule = find_rule(word)
+    if rule is not None:
+        return rule
     format_ = find_format(word)
     if format_ is not None:
         return explain_format(format_)
@@ -87,11 +93,12 @@ def _facts(word: str) -> FormatFacts | NumberFacts | OperatorDescription:
     hint = f'; did you mean "{near}"?' if near else ""
     raise UsageError(
         f'"{shown}" is neither a format nor a number nor an operator{hint} '
-        f"(formats: {', '.join(FORMATS)}; numbers as in 1e-8, 65520, 2^-24, nan, inf; operators as in softmax)"
+        f"(formats: {', '.join(FORMATS)}; numbers as in 1e-8, 65520, 2^-24, nan, inf; operators as in softmax; "
+        "rules as in MP101)"
     )
 
 
-def _shown(facts: FormatFacts | NumberFacts | OperatorDescription) -> tuple[str, list[str]]:
+def _shown(facts: FormatFacts | NumberFacts | OperatorDescription | RuleInfo) -> tuple[str, list[str]]:
     """Which kind of thing it is, and the lines that say so."""
     match facts:
         case FormatFacts():
@@ -100,6 +107,8 @@ def _shown(facts: FormatFacts | NumberFacts | OperatorDescription) -> tuple[str,
             return "number", _number_lines(facts)
         case OperatorDescription():
             return "operator", [operator_head(facts), *_wrapped(operator_rows(facts))]
+        case RuleInfo():
+            return "rule", list(rule_lines(facts))
 
 
 def _format_lines(facts: FormatFacts) -> list[str]:
