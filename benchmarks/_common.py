@@ -9,12 +9,14 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ampwise.runner.malloc import ENVIRONMENT
+
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "bench"
 TRAIN = ROOT / "benchmarks" / "workloads" / "train.py"
 PLAIN = [sys.executable]
 AMPWISE = [sys.executable, "-m", "ampwise", "run"]
-TUNED = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "68719476736"}
+TUNED = ENVIRONMENT
 """glibc's settings that ampwise applies on a CPU; given to both sides wherever precision alone is compared."""
 
 
