@@ -122,9 +122,9 @@ def backward_and_step(scaler, optimizer, loss):
 import torch
 
 class Function:
-    def run(self, x):
+    def run(self):
         with torch.autocast("cuda"):
-            return super().backward(x)
+            return super().backward()
 """,
         ),
     ),
@@ -157,7 +157,7 @@ def _is_backward(file: SourceFile, event: Event) -> bool:
     owner = call.func.value
     if file.names.resolve(owner) == "torch.autograd" or file.kinds.is_a(owner, Kind.TENSOR):
         return True
-    is_method = event.loss in {"self", "cls"} or isinstance(owner, ast.Call)
+    is_method = event.loss in {"self", "cls"} or ast.unparse(owner).startswith("super(")
     return not call.args and not is_method and file.kinds.of(owner).kind is Kind.UNKNOWN
 
 
@@ -173,7 +173,7 @@ def _fix(file: SourceFile, event: Event, region: Region) -> Fix | None:
     block = region.node
     if not isinstance(block, ast.With) or len(block.items) != 1 or block.lineno == block.body[0].lineno:
         return None
-    first = next((one for one in block.body if one is event.node or event.node in ast.walk(one)), None)
+    first = next((one for one in block.body if event.node in ast.walk(one)), None)
     if first is None or first is block.body[0]:
         return None
     moved = block.body[block.body.index(first) :]
