@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Mapping
@@ -122,13 +123,19 @@ def _check_script(target: Target) -> int:
         UsageError: there is no such script or module.
     """
     if target.module is not None:
-        top = target.module.partition(".")[0]
-        if top not in sys.builtin_module_names and PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is None:
+        top, _, rest = target.module.partition(".")
+        spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+        is_missing = spec is None or (rest and spec.submodule_search_locations is None)
+        if is_missing and top not in sys.builtin_module_names:
             hint = f"; to compare a file: ampwise compare {target.module}" if target.module.endswith(".py") else ""
             raise UsageError(f"No module named {inert_line(target.module)}{hint}")
         return 0
     path = Path(target.path or "")
     if path.is_dir():
+        if PathFinder.find_spec("__main__", [str(path)]) is None:
+            raise UsageError(
+                f"can't find '__main__' module in {inert_line(str(path))!r}; name the script in that folder"
+            )
         return 0
     try:
         source = path.read_bytes()
@@ -155,12 +162,34 @@ def _measure(target: Target, plan: ComparisonPlan) -> "tuple[Recording, bool]":
 
     scratch = tempfile.mkdtemp(prefix="ampwise-compare-")
     try:
-        with _progress_bar() as on_progress:
+        with _signals_unwind(), _progress_bar() as on_progress:
             return compare(target, replace(plan, scratch=scratch), on_progress=on_progress), False
     except ComparisonInterrupted as interrupted:
         return interrupted.recording, True
+    except KeyboardInterrupt:
+        say("interrupted before a run had finished; nothing was measured")
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)  # nobody is told of what lies there
+        raise
     finally:
         _remove_empty(scratch)
+
+
+@contextmanager
+def _signals_unwind() -> Generator[None]:
+    """Let SIGTERM and SIGHUP, as Ctrl-C does, end the run and what it started, and leave no folder behind."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

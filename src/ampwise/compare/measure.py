@@ -120,7 +120,11 @@ def _run_all(
         if name in failed:
             continue
         output = str(Path(plan.scratch, "output", f"{name}-{scheduled.repeat}")) if plan.scratch is not None else None
-        record = run(target, scheduled.spec(plan), on_step=_teller(progress, plan, on_progress), output=output)
+        try:
+            record = run(target, scheduled.spec(plan), on_step=_teller(progress, plan, on_progress), output=output)
+        except KeyboardInterrupt:
+            _forget(output)  # no row will name it
+            raise
         if index == 0 and record.end is RunEnd.NO_STEPS:
             raise CannotRunError(NO_STEP_FOUND)
         if not record.has_finished:
@@ -133,11 +137,16 @@ def _named(record: RunRecord, scheduled: ScheduledRun, output: str | None) -> Ru
     notes = list(record.notes)
     if scheduled.is_extra:
         notes.append(EXTRA_NOTE)
-    if output is not None and record.has_finished:
-        shutil.rmtree(output, ignore_errors=True)
+    if record.has_finished:
+        _forget(output)
     elif output is not None:
         notes.append(f"what it printed is kept in {output}")
     return replace(record, variant=scheduled.variant.name, repeat=scheduled.repeat, notes=tuple(notes))
+
+
+def _forget(output: str | None) -> None:
+    if output is not None:
+        shutil.rmtree(output, ignore_errors=True)
 
 
 def _teller(progress: Progress, plan: ComparisonPlan, on_progress: Callable[[Progress], None]) -> Callable[[int], None]:

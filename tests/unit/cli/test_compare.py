@@ -1,8 +1,11 @@
 import json
+import signal
 import sys
+from pathlib import Path
 
 import pytest
 
+from ampwise._base.errors import CannotRunError
 from ampwise.cli.main import main
 from ampwise.compare import measure
 from ampwise.compare.measure import ComparisonInterrupted, Progress
@@ -140,8 +143,6 @@ def test_an_interrupted_comparison_shows_and_saves_what_there_is(script, monkeyp
 
 
 def test_the_scratch_folder_is_gone_where_nothing_was_left_in_it(script, monkeypatch, capsys):
-    from pathlib import Path
-
     seen = []
 
     def fake(target, plan, *, on_progress):
@@ -212,8 +213,6 @@ def test_importing_the_command_leaves_torch_out():
 
 @pytest.mark.parametrize("option", ["--report", "--record"])
 def test_the_script_is_not_replaced_by_what_is_written(compared, script, option, capsys):
-    from pathlib import Path
-
     text = Path(script).read_text()
     status, err = refuse(capsys, option, str(Path(script).parent / "." / Path(script).name), script)
     assert (status, compared) == (2, [])
@@ -226,3 +225,45 @@ def test_a_launcher_is_no_script(compared, capsys, tmp_path, monkeypatch):
     status, err = refuse(capsys, "python", "train.py")
     assert (status, compared) == (2, [])
     assert "no launchers such as python" in err
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        (KeyboardInterrupt(), 130, "ampwise: interrupted before a run had finished; nothing was measured\n"),
+        (CannotRunError("no step"), 3, "ampwise: no step\n"),
+        (signal.SIGTERM, 143, ""),
+        (signal.SIGHUP, 129, ""),
+    ],
+)
+def test_a_comparison_that_comes_to_nothing_leaves_no_folder(script, monkeypatch, capsys, end, status, said):
+    seen = []
+
+    def ended(target, plan, *, on_progress):
+        seen.append(Path(plan.scratch))
+        Path(plan.scratch, "stdout").write_text("kept")
+        if isinstance(end, BaseException):
+            raise end
+        signal.raise_signal(end)
+
+    monkeypatch.setattr(measure, "compare", ended)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
+    try:
+        returned = main(["compare", script])
+    except SystemExit as leaving:
+        returned = leaving.code
+    assert (returned, capsys.readouterr().err) == (status, said)
+    assert not seen[0].exists()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_what_cannot_be_run_is_refused_before_the_first_run(compared, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "train.py").write_text("")
+    status, err = refuse(capsys, "empty")
+    assert (status, compared) == (2, [])
+    assert err.startswith("ampwise: can't find '__main__' module in 'empty'")
+    status, err = refuse(capsys, "-m", "train.py")
+    assert (status, compared) == (2, [])
+    assert err == "ampwise: No module named train.py; to compare a file: ampwise compare train.py\n"

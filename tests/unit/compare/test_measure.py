@@ -150,3 +150,9 @@ def test_what_the_runs_saved_and_what_changed_is_noted_once_for_all(fake, tmp_pa
     recording = measure(run, scratch=str(tmp_path / "scratch"))
     assert [note.rpartition(": ")[2] for note in recording.notes] == ["best.pt", "log.txt"]
     assert not any(run.notes for run in recording.runs)
+
+
+def test_what_an_interrupted_run_printed_is_not_kept(fake, tmp_path):
+    with pytest.raises(ComparisonInterrupted):
+        measure(fake(interrupts=[("auto", 0)]), scratch=str(tmp_path))
+    assert list(Path(tmp_path, "output").iterdir()) == []
