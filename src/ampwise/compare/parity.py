@@ -33,7 +33,7 @@ _NUM_BLOCKS = 8
 _ROUNDING = 2.0**-9
 """Unit roundoff of bf16."""
 _FAR = 10.0
-_TOO_LITTLE = f"it takes two fp32 seeds of at least {_MIN_STEPS} steps with a finite {{name}}"
+_TOO_LITTLE = f"that takes two fp32 seeds of at least {_MIN_STEPS} steps with a finite {{name}}"
 _SEVERITY = (Verdict.IDENTICAL, Verdict.WITHIN_NOISE, Verdict.DRIFTING, Verdict.DIVERGED)
 
 Repeats = Mapping[int, Curve]
@@ -83,7 +83,7 @@ def judge_reference(fp32: Sequence[RunRecord]) -> Judgement:
     """What fp32's own row says: no verdict, but how far its seeds are from each other."""
     noise = measure_noise({run.repeat: first_curve(run) for run in fp32 if run.has_finished})
     if noise is None:
-        return Judgement(verdict=None, reason=f"the reference; {_TOO_LITTLE.format(name='loss')}")
+        return Judgement(verdict=None, reason=f"the reference; its noise is unknown: {_TOO_LITTLE.format(name='loss')}")
     share = f" ({noise.size / noise.level:.2%})" if noise.level else ""
     reason = f"the reference; its noise between seeds over the last {noise.num_steps} steps is {noise.size:.3g}{share}"
     return Judgement(verdict=None, reason=reason)

@@ -6,6 +6,7 @@ from pathlib import Path
 from ampwise.compare.variants import FP32, Variant
 from ampwise.runner.spec import LaunchSpec, Lists, Malloc
 
+_MEMORY_STEP = 5
 _NUM_FP32_SEEDS = 2
 """Runs of fp32 that it takes to see its noise."""
 
@@ -31,8 +32,8 @@ class ComparisonPlan:
 
     @property
     def memory_step(self) -> int:
-        """The step whose storages are counted: in the middle, where an fp16 scale has settled and state exists."""
-        return self.num_steps // 2
+        """The step whose storages are counted: state exists, an fp16 scale has settled, a short script is not over."""
+        return min(self.num_steps // 2, _MEMORY_STEP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

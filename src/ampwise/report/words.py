@@ -8,7 +8,7 @@ from ampwise._base.text import inert_line
 from ampwise._base.units import format_ms
 from ampwise.records.comparison import Comparison, VariantSummary, Verdict
 from ampwise.records.recording import Recording
-from ampwise.records.run import RunEnd
+from ampwise.records.run import RunEnd, RunRecord
 from ampwise.report.cells import Tone, hours, tone_of
 
 _SAME = 0.03
@@ -111,8 +111,14 @@ def notes(recording: Recording) -> dict[str, list[str]]:
     """What the runs of each variant noted, each note once."""
     found: dict[str, dict[str, None]] = {}
     for run in recording.runs:
-        found.setdefault(run.variant, {}).update(dict.fromkeys(run.notes))
+        found.setdefault(run.variant, {}).update(dict.fromkeys((*_shortness(run, recording.comparison), *run.notes)))
     return {variant: list(texts) for variant, texts in found.items() if texts}
+
+
+def _shortness(run: RunRecord, comparison: Comparison | None) -> tuple[str, ...]:
+    if comparison is None or run.end is not RunEnd.FINISHED or len(run.steps) >= comparison.num_steps:
+        return ()
+    return (f"the script came to its own end after {len(run.steps)} of {comparison.num_steps} steps",)
 
 
 def equal_for_all(recording: Recording) -> tuple[str, ...]:

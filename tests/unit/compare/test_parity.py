@@ -183,7 +183,9 @@ def test_the_reference_states_its_noise(run_of):
     judgement = judge_reference([run_of(FP32[repeat], repeat=repeat) for repeat in (0, 1)])
     assert judgement.verdict is None
     assert judgement.reason.startswith("the reference; its noise between seeds over the last 30 steps is 0.0")
-    assert judge_reference([run_of(FP32[0])]).reason.startswith("the reference; it takes two fp32 seeds")
+    assert judge_reference([run_of(FP32[0])]).reason.startswith(
+        "the reference; its noise is unknown: that takes two fp32 seeds"
+    )
 
 
 def test_seeds_that_agree_by_luck_do_not_make_the_noise_zero():

@@ -59,7 +59,7 @@ def test_every_run_is_told_the_same_but_for_precision_and_number():
         ("bf16", True, 1),
         ("fp32", False, 1),
     ]
-    assert {spec.memory_step for spec in specs} == {15}
+    assert {spec.memory_step for spec in specs} == {5}
 
 
 def test_the_memory_step_is_always_reached():

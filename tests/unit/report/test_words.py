@@ -121,3 +121,9 @@ def test_a_script_that_does_it_itself_is_credited_with_no_gain(made):
     recording = made.recording(runs, [made.summary("fp32", "fp32"), made.BF16])
     said = f"All ran alike: the script's own mixed precision was left to it ({own})."
     assert words.headline(recording) == words.Sentence(text=said, tone=Tone.CAUTION)
+
+
+def test_a_script_that_ended_before_the_steps_asked_for_is_said(made):
+    short = made.run("fp32", "fp32", num_steps=8, end=RunEnd.FINISHED)
+    recording = made.recording([short, made.run("bf16", "bf16")], [made.summary("fp32", "fp32"), made.BF16])
+    assert words.notes(recording) == {"fp32": ["the script came to its own end after 8 of 60 steps"]}
