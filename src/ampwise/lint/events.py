@@ -2,14 +2,15 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from bisect import bisect_right
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Final
 
 from ampwise.lint.kinds import Kind, Kinds
 from ampwise.lint.names import Names
-from ampwise.lint.tree import FUNCTIONS, Function, Tree, dotted
+from ampwise.lint.tree import FUNCTIONS, Function, Scope, Tree, dotted
 
 
 class Act(StrEnum):
@@ -79,41 +80,48 @@ class Events:
         self._kinds = kinds
         self._known: dict[ast.AST, tuple[Event, ...]] = {}
 
+    @cached_property
+    def all(self) -> tuple[Event, ...]:
+        """Every event of the file, in the order of their ends: inner calls come before the outer, left before right."""
+        calls = (self._call(call) for call in self._tree.nodes(ast.Call))
+        found = [event for event in calls if event is not None]
+        grads = [node for node in self._tree.nodes(ast.Attribute) if node.attr == "grad"]
+        found += [Event(act=Act.GRAD_USE, node=node) for node in grads if self._is_nonlinear(node)]
+        return tuple(sorted(found, key=_end))
+
+    @cached_property
+    def _ends(self) -> list[tuple[int, int]]:
+        return [_end(event) for event in self.all]
+
+    @cached_property
+    def _by_scope(self) -> dict[Scope, list[Event]]:
+        found: dict[Scope, list[Event]] = {}
+        for event in self.all:
+            found.setdefault(self._tree.scope(event.node), []).append(event)
+        return found
+
+    def within(self, scope: Scope) -> list[Event]:
+        """The events of a module's or function's own body; nested defs, classes and lambdas are left out."""
+        return self._by_scope.get(scope, [])
+
     def of(self, node: ast.AST | None) -> tuple[Event, ...]:
-        """The events of a statement's or expression's own expressions, inner calls first; nested defs are left out."""
-        if node is None:
+        """The events of a statement's or expression's own expressions; nested defs and lambdas are left out."""
+        if node is None or isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             return ()
         known = self._known.get(node)
         if known is None:
-            known = self._known[node] = tuple(self._read(node))
+            known = self._known[node] = self._read(node.context_expr if isinstance(node, ast.withitem) else node)
         return known
 
-    def _read(self, node: ast.AST) -> Iterator[Event]:
-        """Events within ``node``, depth first; iterative, since expressions may be nested deeply."""
-        stack: list[tuple[ast.AST, bool]] = [(node, False)]
-        while stack:
-            current, is_done = stack.pop()
-            if is_done:
-                yield from self._event(current)
-                continue
-            if isinstance(current, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
-                continue
-            if isinstance(current, ast.Call | ast.Attribute):
-                stack.append((current, True))
-            children = [child for child in ast.iter_child_nodes(current) if not isinstance(child, ast.expr_context)]
-            if isinstance(current, ast.Assign | ast.AnnAssign | ast.AugAssign):
-                value = current.value
-                children.sort(key=lambda child: child is not value)  # a value is worked out before it is stored
-            stack.extend((child, False) for child in reversed(children))
-
-    def _event(self, node: ast.AST) -> Iterator[Event]:
-        if isinstance(node, ast.Attribute):
-            if node.attr == "grad" and self._is_nonlinear(node):
-                yield Event(act=Act.GRAD_USE, node=node)
-        elif isinstance(node, ast.Call):
-            event = self._call(node)
-            if event is not None:
-                yield event
+    def _read(self, node: ast.AST) -> tuple[Event, ...]:
+        if not isinstance(node, ast.stmt | ast.expr):
+            return ()
+        first = bisect_right(self._ends, (node.lineno, node.col_offset))
+        last = bisect_right(self._ends, (node.end_lineno or node.lineno, node.end_col_offset or 0))
+        if first == last:
+            return ()
+        scope = self._tree.scope(node)
+        return tuple(event for event in self.all[first:last] if self._tree.scope(event.node) is scope)
 
     def _call(self, call: ast.Call) -> Event | None:
         if isinstance(call.func, ast.Attribute):
@@ -231,6 +239,10 @@ class Events:
                     return False
             node = outer
         return False
+
+
+def _end(event: Event) -> tuple[int, int]:
+    return event.node.end_lineno or event.node.lineno, event.node.end_col_offset or 0
 
 
 def _argument(call: ast.Call, index: int, name: str) -> str | None:

@@ -41,8 +41,7 @@ class Flow:
     @cached_property
     def events(self) -> tuple[Event, ...]:
         """All events of the file, each where it stands, in source order."""
-        found = [event for root in self.roots for event in self.events_in(root)]
-        return tuple(sorted(found, key=lambda event: position(event.node)))
+        return tuple(sorted(self.read.all, key=lambda event: position(event.node)))
 
     @cached_property
     def roots(self) -> tuple[Root, ...]:
@@ -51,10 +50,9 @@ class Flow:
 
     def events_in(self, node: ast.AST) -> list[Event]:
         """The events that stand within ``node``, nested defs and classes left out."""
-        body = node.body if isinstance(node, (ast.Module, *FUNCTIONS)) else None
-        if body is None:
-            return list(self.read.of(node))
-        return [event for statement in body for event in self.read.of(statement)]
+        if isinstance(node, (ast.Module, *FUNCTIONS)):
+            return self.read.within(node)
+        return list(self.read.of(node))
 
     def acts_in(self, node: ast.AST, *, depth: int = 1) -> frozenset[Act]:
         """What happens within ``node``, through calls of this file's functions ``depth`` levels deep."""
@@ -105,7 +103,9 @@ class Flow:
 
             if self.paths(root, frozenset[Event](), advance):
                 for reach in seen:
-                    found.setdefault((reach.start.node, reach.goal.node), reach)
+                    known = found.setdefault((reach.start.node, reach.goal.node), reach)
+                    if known.goal.via is not None and reach.goal.via is None:
+                        found[reach.start.node, reach.goal.node] = reach  # rather seen where it stands than by a caller
         return sorted(found.values(), key=lambda reach: position(reach.goal.node))
 
     def _may_start(self, event: Event, start: Callable[[Event], bool]) -> bool:

@@ -58,7 +58,7 @@ class Loops:
         return tuple(root for root in roots if not self._holds_training(root) and self._trains(root))
 
     def _trains(self, node: ast.AST) -> bool:
-        """Whether one pass through ``node`` is an iteration, not an epoch: a callee with its own loop does not count."""
+        """Whether one pass through ``node`` trains: a callee that has the training loop itself does not count."""
         found: set[Act] = set()
         for event in self._flow.events_in(node):
             found.add(event.act)

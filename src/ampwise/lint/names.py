@@ -66,6 +66,7 @@ class Names:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._table: dict[tuple[Scope, str], list[Binding]] = {}
+        self._resolved: dict[ast.expr, str | None] = {}
         self._declared = {
             (tree.scope(node), name) for node in tree.nodes(ast.Global, ast.Nonlocal) for name in node.names
         }
@@ -143,7 +144,12 @@ class Names:
         Imports under any spelling, local aliases (``sync = torch.cuda.synchronize``) and functions of the file (their
         plain name) are followed; built-in functions have their plain name. None where it is a value of unknown origin.
         """
-        return canonical(name) if (name := self._resolve(expression, 0)) else None
+        if expression is None:
+            return None
+        if expression not in self._resolved:
+            name = self._resolve(expression, 0)
+            self._resolved[expression] = canonical(name) if name else None
+        return self._resolved[expression]
 
     def written(self, expression: ast.expr | None) -> str | None:
         """As ``resolve``, with the module path as it is imported and no private path made public."""

@@ -94,22 +94,32 @@ class Walker(Generic[Fact]):
             case ast.Continue():
                 return Ends(continues=states)
             case ast.Expr(value=ast.IfExp(test=test, body=body, orelse=other)):
-                return self._if(test, [_expression(body)], [_expression(other)], states)
+                return self._either(test, body, other, states)
             case _:
                 return Ends(falls=self._forget(_stored(statement), self._happen(self._events.of(statement), states)))
 
+    def _either(self, test: ast.expr, body: ast.expr, other: ast.expr, states: set[State[Fact]]) -> Ends[Fact]:
+        """``a() if test else b()`` as a statement."""
+        taken = self._decide(test, states)
+        falls = self._happen(self._events.of(body), taken[True]) | self._happen(self._events.of(other), taken[False])
+        return Ends(falls=falls)
+
     def _if(self, test: ast.expr, body: list[ast.stmt], other: list[ast.stmt], states: set[State[Fact]]) -> Ends[Fact]:
-        states = self._happen(self._events.of(test), states)
-        for text, places in atoms(test):
-            self._places[text] = places
-        taken: dict[bool, set[State[Fact]]] = {True: set(), False: set()}
-        for fact, assumed in states:
-            for answer, then in branches(test, assumed):
-                taken[answer].add((fact, then))
+        taken = self._decide(test, states)
         ends, otherwise = self._block(body, taken[True]), self._block(other, taken[False])
         ends.add_jumps(otherwise)
         ends.falls = _merged(ends.falls | otherwise.falls)
         return ends
+
+    def _decide(self, test: ast.expr, states: set[State[Fact]]) -> dict[bool, set[State[Fact]]]:
+        """The states in which ``test`` holds and in which it does not."""
+        for text, places in atoms(test):
+            self._places[text] = places
+        taken: dict[bool, set[State[Fact]]] = {True: set(), False: set()}
+        for fact, assumed in self._happen(self._events.of(test), states):
+            for answer, then in branches(test, assumed):
+                taken[answer].add((fact, then))
+        return taken
 
     def _loop(self, loop: Loop, states: set[State[Fact]]) -> Ends[Fact]:
         head = loop.test if isinstance(loop, ast.While) else loop.iter
@@ -254,10 +264,6 @@ def _arguments(call: ast.Call, callee: Function) -> dict[str, str]:
     found = {name: place for name, given in zip(parameters, call.args, strict=False) if (place := dotted(given))}
     found |= {k.arg: place for k in call.keywords if k.arg is not None and (place := dotted(k.value))}
     return found
-
-
-def _expression(value: ast.expr) -> ast.stmt:
-    return ast.copy_location(ast.Expr(value=value), value)
 
 
 def _stored(statement: ast.stmt) -> set[str]:

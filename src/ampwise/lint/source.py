@@ -38,7 +38,12 @@ class SourceFile:
         self.target_torch = target_torch
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the parser's own, on odd escapes in the user's strings
-            self.tree = Tree(ast.parse(text.text))
+            self._root = ast.parse(text.text)
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The syntax tree."""
+        return Tree(self._root)
 
     @cached_property
     def names(self) -> Names:
