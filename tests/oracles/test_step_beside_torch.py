@@ -10,9 +10,11 @@ from ampwise.runtime.loss_scale import DynamicLossScale
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 OPTIMIZERS = {
-    "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
-    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
-    "fused": lambda params: torch.optim.AdamW(params, lr=0.01, fused=True),
+    "sgd": lambda params, **fused: torch.optim.SGD(params, lr=0.05, momentum=0.9, **fused),
+    "adam": lambda params, **fused: torch.optim.Adam(params, lr=0.01, amsgrad=True, weight_decay=0.1, **fused),
+    "adamw": lambda params, **fused: torch.optim.AdamW(params, lr=0.01, **fused),
+    "foreach": lambda params, **_: torch.optim.AdamW(params, lr=0.01, foreach=True),
+    "rmsprop": lambda params, **_: torch.optim.RMSprop(params, lr=0.01),
 }
 
 
@@ -30,9 +32,9 @@ def batches(count):
 
 
 def by_hand(precision, optimizer_name, data, *, clip, accumulation):
-    """The loop of torch's documentation."""
+    """The loop of torch's documentation, with the fused kernel where there is one and nothing else was chosen."""
     net = model()
-    optimizer = OPTIMIZERS[optimizer_name](net.parameters())
+    optimizer = OPTIMIZERS[optimizer_name](net.parameters(), fused=True)
     dtype = DTYPES[precision]
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4, enabled=precision == "fp16")
     scales = []

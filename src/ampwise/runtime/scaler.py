@@ -165,6 +165,17 @@ class GradScaler(torch.amp.GradScaler):
             self.last_step = self._result(optimizer)
         return returned
 
+    def note_finite_step(self, optimizer: Optimizer) -> None:
+        """Take in that somebody else unscaled this optimizer's gradients, found them finite and stepped it."""
+        if not self._enabled:
+            self.last_step = StepResult()
+            return
+        scale, _ = self._check_scale_growth_tracker("note_finite_step")
+        state = self._per_optimizer_states[id(optimizer)]
+        state["found_inf_per_device"] = {scale.device: torch.zeros((), device=scale.device)}
+        state["stage"] = OptState.STEPPED
+        self.last_step = StepResult(found_inf=False, scale_tensor=scale.clone())
+
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Move the scale after the step, or set it to ``new_scale``.
 

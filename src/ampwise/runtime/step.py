@@ -11,6 +11,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ampwise._base.errors import RecordError, UsageError
+from ampwise.compat.fused import unfuse
 from ampwise.compat.optim import needs_closure, parameters_of
 from ampwise.interpose.internal import announced, users_code
 from ampwise.observe.events import BUS, BackwardEnded, BackwardStarted, PrecisionTaken, StepOutcome, StepStarted
@@ -23,6 +24,7 @@ from ampwise.runtime.regime import Regime
 from ampwise.runtime.result import StepResult
 from ampwise.runtime.scaler import GradScaler
 from ampwise.runtime.step_state import state_faults
+from ampwise.runtime.update import ClippedUpdate, choose_fused
 
 Loss = Tensor | Sequence[Tensor]
 
@@ -38,8 +40,10 @@ class TrainStep:
                 loss = criterion(model(x), y)
             result = step(loss)
 
-    Law: in fp32, bf16 and fp16 the parameters are those of the loop written by hand with ``torch.autocast`` and
-    ``torch.amp.GradScaler``, bit for bit; after a skipped step the modules' buffers are what they were before it.
+    Law: in fp32, bf16 and fp16 the parameters are those of the loop written by hand with ``torch.autocast``,
+    ``torch.amp.GradScaler`` and the same optimizers (made with ``fused=True`` if they are in ``fused``), bit for bit;
+    after a skipped step the modules' buffers are what they were before it. One exception: where norms are clipped on a
+    CPU, gradients that fp32 holds as subnormals (below 1.2e-38) may differ in their last bit.
 
     Args:
         optimizers: one or several; each is skipped alone, as by ``GradScaler``, when its gradients are not finite.
@@ -51,6 +55,10 @@ class TrainStep:
         clip_grad_value: clip every element.
         accumulation_steps: how many losses make one step; each is divided by it.
         loss_scale: another than the precision's own.
+
+    Attributes:
+        fused: the optimizers for which torch's fused kernel was chosen, because they were made with neither ``fused``
+            nor ``foreach``; the log says so too.
 
     Raises:
         UsageError: options that cannot be meant; all of them are named.
@@ -96,6 +104,7 @@ class TrainStep:
         self._overflow_watch = OverflowWatch(scale, names)
         self._buffers = BufferGuard(() if isinstance(scale, NoLossScale) else self.modules)
         self._num_losses = self._num_open = 0
+        self.fused = choose_fused(self.optimizers)
         self._needs_closure = [type(one).__name__ for one in self.optimizers if needs_closure(one)]
         self._is_autocast_used = self.precision == "fp32"
 
@@ -184,6 +193,7 @@ class TrainStep:
             raise RecordError("; ".join(faults))
         for one, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             one.load_state_dict(state)
+        self.fused = tuple(dict.fromkeys((*self.fused, *choose_fused(self.optimizers))))
         for one, state in zip(self.schedulers, state_dict["schedulers"], strict=True):
             one.load_state_dict(state)
         if self.scaler.is_enabled() and state_dict.get("loss_scale"):
@@ -217,9 +227,26 @@ class TrainStep:
                 "no parameter of the optimizers has a gradient: the loss does not depend on them. Give the optimizer "
                 "model.parameters() of the model that made the loss, after any model.to(...)"
             )
-        norm = self._prepare(stepping, correction=correction)
-        results = [self._step_one(one, norm) for one in stepping]
+        self._unfuse_sparse()
+        update = self._plan_update(stepping, correction=correction)
+        norm = update.norm if update else self._prepare(stepping, correction=correction)
+        results = [self._step_one(one, norm, update=update) for one in stepping]
         return self._end(stepping, results, losses, norm)
+
+    def _unfuse_sparse(self) -> None:
+        for one in self.fused:
+            if any(param.grad is not None and param.grad.is_sparse for param in parameters_of(one)):
+                unfuse(one)
+                self.fused = tuple(other for other in self.fused if other is not one)
+
+    def _plan_update(self, stepping: Sequence[Optimizer], *, correction: float) -> ClippedUpdate | None:
+        """On a CPU, the update group by group; None where torch's own sequence is to be taken."""
+        is_on_cpu = all(param.device.type == "cpu" for param in self._params)
+        if correction != 1.0 or self._clip_grad_norm is None or not is_on_cpu:
+            return None
+        scale = self.scaler.snapshot_scale()
+        value = 1.0 if scale is None else scale.item()
+        return ClippedUpdate.plan(stepping, self._params, scale=value, max_norm=self._clip_grad_norm)
 
     def _prepare(self, stepping: Sequence[Optimizer], *, correction: float) -> Tensor | None:
         """Unscale, correct a short window and clip, as far as asked for."""
@@ -241,11 +268,20 @@ class TrainStep:
         return torch.nn.utils.clip_grad_norm_(self._params, self._clip_grad_norm)
 
     def _step_one(
-        self, optimizer: Optimizer, norm: Tensor | None, closure: Callable[[], Any] | None = None
+        self,
+        optimizer: Optimizer,
+        norm: Tensor | None,
+        *,
+        closure: Callable[[], Any] | None = None,
+        update: ClippedUpdate | None = None,
     ) -> StepResult:
         BUS.publish(StepStarted(optimizer=optimizer))
         with announced():
-            self.scaler.step(optimizer, *(() if closure is None else (closure,)))
+            if update is None:
+                self.scaler.step(optimizer, *(() if closure is None else (closure,)))
+            else:
+                update.step(optimizer)
+                self.scaler.note_finite_step(optimizer)
         result = self.scaler.last_step or StepResult()
         BUS.publish(
             StepOutcome(
@@ -308,7 +344,7 @@ class TrainStep:
             norm = self._clip()
             return sum(losses[1:], losses[0])
 
-        result = self._step_one(optimizer, None, evaluate)
+        result = self._step_one(optimizer, None, closure=evaluate)
         return self._end([optimizer], [result], losses, norm)
 
 

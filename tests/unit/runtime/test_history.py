@@ -12,14 +12,14 @@ from ampwise.runtime.history import NUM_KEPT, History, HistoryRing, HistoryRow
 from ampwise.runtime.loss_scale import DynamicLossScale
 
 
-def steps(scaler, factors, *, norms=False, num_optimizers=1):
+def steps(scaler, factors, *, norms=(), num_optimizers=1):
     params = [torch.nn.Parameter(torch.ones(1)) for _ in range(num_optimizers)]
     optimizers = [torch.optim.SGD([param], lr=0.1) for param in params]
-    for factor in factors:
+    for index, factor in enumerate(factors):
         for optimizer in optimizers:
             optimizer.zero_grad()
         scaler.scale(params[0].sum() + (params[-1] * factor).sum()).backward()
-        if norms:
+        if index in norms:
             scaler.unscale_(optimizers[0])
             scaler.note_grad_norm(torch.nn.utils.clip_grad_norm_(params, 1.0))
         for optimizer in optimizers:
@@ -39,9 +39,7 @@ def test_it_holds_each_steps_scale_and_whether_it_was_skipped():
 
 
 def test_a_norm_that_is_noted_is_that_steps():
-    scaler = GradScaler("cpu", init_scale=8.0)
-    steps(scaler, [2.0], norms=True)
-    steps(scaler, [1.0])
+    scaler = steps(GradScaler("cpu", init_scale=8.0), [2.0, 1.0], norms={0})
     assert [row.grad_norm for row in scaler.history().rows] == [3.0, None]
 
 
@@ -78,7 +76,9 @@ def test_a_train_step_notes_its_norm_in_every_precision(precision, scale):
         loss_scale=DynamicLossScale(scale=4.0) if precision == "fp16" else None,
     )
     for _ in range(2):
-        step((3 * weight).sum())
+        with step.autocast():
+            loss = (3 * weight).sum()
+        step(loss)
     assert [(row.scale, row.grad_norm) for row in step.scaler.history().rows] == [(scale, 3.0)] * 2
 
 

@@ -1,0 +1,192 @@
+# pyright: reportPrivateImportUsage=false
+"""What ampwise knows of torch's fused optimizers: which can be fused, and how to step a part of one."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim.adam import adam
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.optim.sgd import sgd
+
+_FUSABLE = (Adam, AdamW, SGD, Adagrad)
+_DIVISIBLE = (Adam, AdamW, SGD)
+_DEVICES = ("cpu", "cuda")
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedGroup:
+    """One parameter group of a fused optimizer.
+
+    Law: ``step`` over slices that together cover ``params`` once gives what the optimizer's own step gives, bit for
+    bit: the kernels treat every element alone.
+
+    Attributes:
+        params: those with a gradient.
+        step: steps a slice of them.
+    """
+
+    params: list[Tensor]
+    step: Callable[[slice], None]
+
+
+def fuse(optimizer: Optimizer) -> bool:
+    """Choose torch's fused implementation where the script left the choice to torch; says whether it did.
+
+    Not where the parameters or the state do not allow it.
+    """
+    if type(optimizer) not in _FUSABLE or not all(_may_fuse(group) for group in optimizer.param_groups):
+        return False
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if any(param.device.type != "cpu" for param in params) and optimizer.state:
+        return False  # an unfused optimizer's step counts are on the CPU, and the device's kernel wants them there
+    for group in optimizer.param_groups:
+        group["fused"] = True
+    optimizer._step_supports_amp_scaling = True  # pyright: ignore[reportAttributeAccessIssue] - as its constructor does
+    return True
+
+
+def unfuse(optimizer: Optimizer) -> None:
+    """Take ``fuse`` back: the fused kernels know no sparse gradients."""
+    for group in optimizer.param_groups:
+        group["fused"] = None
+    optimizer._step_supports_amp_scaling = False  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_divisible(optimizer: Optimizer) -> bool:
+    """Whether ``fused_groups`` may stand for the optimizer's own step.
+
+    Not where it is of another class, not fused, or somebody looks at its steps by a hook.
+    """
+    own_step = vars(optimizer).get("step")
+    watched = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        _global_optimizer_pre_hooks,
+        _global_optimizer_post_hooks,
+    )
+    return (
+        type(optimizer) in _DIVISIBLE
+        and not any(watched)
+        and (own_step is None or hasattr(own_step, "_wrapped_by_lr_sched"))
+        and all(_is_group_divisible(optimizer, group) for group in optimizer.param_groups)
+    )
+
+
+def fused_groups(optimizer: Optimizer) -> list[FusedGroup]:
+    """The groups of an optimizer that ``is_divisible``. Makes the state of parameters that have none yet."""
+    make = _sgd_group if isinstance(optimizer, SGD) else _adam_group
+    return [make(optimizer, group) for group in optimizer.param_groups]
+
+
+def mark_stepped(optimizer: Optimizer) -> None:
+    """Tell the optimizer's schedulers that it stepped, as its ``step`` does."""
+    optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _may_fuse(group: dict[str, Any]) -> bool:
+    is_left_to_torch = group.get("fused") is None and group.get("foreach") is None
+    special = group.get("differentiable") or group.get("capturable") or isinstance(group["lr"], Tensor)
+    return is_left_to_torch and not special and all(_is_plain(param) for param in group["params"])
+
+
+def _is_plain(param: Tensor) -> bool:
+    return type(param) in _PLAIN and param.is_floating_point() and param.device.type in _DEVICES
+
+
+def _is_group_divisible(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    with_gradients = [param for param in group["params"] if param.grad is not None]
+    if not group["fused"] or isinstance(group["lr"], Tensor) or not all(map(_is_dense_fp32, with_gradients)):
+        return False
+    # fused SGD is told of a whole group at once whether this is its first step
+    momenta = {optimizer.state.get(param, {}).get("momentum_buffer") is None for param in with_gradients}
+    return not group.get("momentum") or len(momenta) < 2
+
+
+def _is_dense_fp32(param: Tensor) -> bool:
+    grad = param.grad
+    if grad is None or grad.is_sparse or type(param) not in _PLAIN or type(grad) not in _PLAIN:
+        return False  # a shard's (DTensor's) norm is not that of the whole
+    return grad.dtype is param.dtype is torch.float32
+
+
+def _adam_group(optimizer: Any, group: dict[str, Any]) -> FusedGroup:
+    lists: list[list[Tensor]] = [[] for _ in range(6)]
+    optimizer._init_group(group, *lists)
+    beta1, beta2 = group["betas"]
+
+    def step(part: slice) -> None:
+        params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps = (one[part] for one in lists)
+        adam(
+            params,
+            grads,
+            exp_avgs,
+            exp_avg_sqs,
+            max_exp_avg_sqs,
+            state_steps,
+            fused=True,
+            decoupled_weight_decay=group["decoupled_weight_decay"],
+            amsgrad=group["amsgrad"],
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+        )
+
+    return FusedGroup(params=lists[0], step=step)
+
+
+def _sgd_group(optimizer: Any, group: dict[str, Any]) -> FusedGroup:
+    params: list[Tensor] = []
+    grads: list[Tensor] = []
+    momenta: list[Tensor | None] = []
+    optimizer._init_group(group, params, grads, momenta)
+
+    def step(part: slice) -> None:
+        slots = momenta[part]
+        sgd(
+            params[part],
+            grads[part],
+            slots,
+            fused=True,
+            has_sparse_grad=False,
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=group["dampening"],
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+        )
+        if slots:
+            for param, momentum in zip(params[part], slots, strict=True):
+                optimizer.state[param]["momentum_buffer"] = momentum
+
+    return FusedGroup(params=params, step=step)
+
+
+def norms_of(grads: Iterable[Tensor]) -> Tensor:
+    """The 2-norm of each tensor, in one tensor."""
+    return torch.stack(torch._foreach_norm(list(grads)))
+
+
+def multiply_gradients_(params: Iterable[Tensor], factor: Tensor) -> None:
+    """Multiply the gradients in place by a 0-dim tensor."""
+    torch._foreach_mul_([param.grad for param in params if param.grad is not None], factor)
+
+
+def slices(params: list[Tensor], *, num_bytes: int) -> Iterator[slice]:
+    """Cut a list of tensors into runs of about ``num_bytes``; a tensor is never cut."""
+    start, size = 0, 0
+    for index, param in enumerate(params):
+        size += param.nbytes
+        if size >= num_bytes:
+            yield slice(start, index + 1)
+            start, size = index + 1, 0
+    if start < len(params):
+        yield slice(start, len(params))

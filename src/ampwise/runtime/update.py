@@ -1,0 +1,108 @@
+"""Unscales, clips and steps group by group, so that every gradient is read from memory twice and not five times."""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ampwise.compat.fused import (
+    fuse,
+    fused_groups,
+    is_divisible,
+    mark_stepped,
+    multiply_gradients_,
+    norms_of,
+    slices,
+)
+from ampwise.runtime.loss_scale import SMALLEST_USEFUL_SCALE
+
+GROUP_BYTES = 4 << 20
+"""Gradients that are scaled and then stepped while they are still in the processor's cache."""
+SMALLEST_SURE_NORM = 2.0**-30
+"""Below it the squares of the unscaled numbers may be rounded, so the norm is taken of those."""
+LARGEST_SURE_NORM = 2.0**60
+"""Above it the squares of the unscaled numbers may be infinite where those of the scaled ones are not."""
+
+_LOG = logging.getLogger("ampwise")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClippedUpdate:
+    """One update whose gradients are finite and whose total norm is known; nothing is changed yet.
+
+    Law: ``step`` on each optimizer gives the parameters, the state and the gradients that torch's ``unscale_``,
+    ``clip_grad_norm_`` and fused ``step`` give, bit for bit, as long as no unscaled gradient is so small that fp32
+    holds it as a subnormal (below 1.2e-38): those may differ in their last bit.
+
+    Attributes:
+        norm: of all unscaled gradients together, 0-dim.
+        factor: what every gradient is multiplied by; None leaves them as they are.
+    """
+
+    norm: Tensor
+    factor: Tensor | None
+
+    @classmethod
+    @torch.no_grad()
+    def plan(
+        cls, optimizers: Sequence[Optimizer], params: Sequence[Tensor], *, scale: float, max_norm: float
+    ) -> "ClippedUpdate | None":
+        """The update of these optimizers' parameters; None where it has to be done in torch's own sequence.
+
+        That is where an optimizer's step cannot be divided, a gradient is not finite, or ``scale`` is no power of two,
+        so that dividing by it rounds.
+
+        Args:
+            optimizers: those that step.
+            params: the parameters to clip, in the order of torch's ``clip_grad_norm_``; all on the CPU, where it
+                costs nothing to look at a number.
+            scale: what the loss was multiplied by.
+            max_norm: what the unscaled gradients are clipped to.
+        """
+        grads = [param.grad for param in params if param.grad is not None]
+        is_exact = math.frexp(scale)[0] == 0.5 and math.isfinite(1.0 / scale)
+        if not is_exact or not all(map(is_divisible, optimizers)):
+            return None
+        norm = _total_norm(grads, 1.0 / scale)
+        if not bool(norm < LARGEST_SURE_NORM):
+            return None
+        clip = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)  # as clip_grad_norm_ takes it
+        factor = clip * (1.0 / scale)
+        if bool(factor < SMALLEST_USEFUL_SCALE):
+            return None
+        return cls(norm=norm, factor=None if bool(factor == 1.0) else factor)
+
+    @torch.no_grad()
+    def step(self, optimizer: Optimizer) -> None:
+        """Scale the optimizer's gradients and step it."""
+        for group in fused_groups(optimizer):
+            for part in slices(group.params, num_bytes=GROUP_BYTES):
+                if self.factor is not None:
+                    multiply_gradients_(group.params[part], self.factor)
+                group.step(part)
+        mark_stepped(optimizer)
+
+
+def choose_fused(optimizers: Sequence[Optimizer]) -> tuple[Optimizer, ...]:
+    """Let torch's fused kernels step the optimizers that leave the choice to torch, and log it; returns those."""
+    chosen = tuple(one for one in optimizers if fuse(one))
+    for one in chosen:
+        name = type(one).__name__
+        _LOG.info(
+            "%s is stepped by torch's fused kernel; make it with foreach=True or fused=False to keep torch's", name
+        )
+    return chosen
+
+
+def _total_norm(grads: Sequence[Tensor], inv_scale: float) -> Tensor:
+    """The norm of the gradients' norms, each times ``inv_scale``, as torch takes it of unscaled gradients."""
+    norms = norms_of(grads) * inv_scale
+    if inv_scale != 1.0:
+        small = (norms > 0) & (norms < SMALLEST_SURE_NORM)
+        for index in small.nonzero().flatten().tolist():
+            norms[index] = torch.linalg.vector_norm(grads[index] * inv_scale)
+    return torch.linalg.vector_norm(norms)

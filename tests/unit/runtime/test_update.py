@@ -1,0 +1,267 @@
+"""The update group by group is torch's own sequence, bit for bit, or it leaves the update to it."""
+
+import logging
+import warnings
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from ampwise import TrainStep
+from ampwise.compat.fused import fused_groups, slices
+from ampwise.runtime import update as module
+from ampwise.runtime.loss_scale import DynamicLossScale
+from ampwise.runtime.update import ClippedUpdate
+
+OPTIMIZERS = {
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01, fused=True),
+    "amsgrad": lambda params: torch.optim.Adam(params, lr=0.01, amsgrad=True, maximize=True, fused=True),
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, weight_decay=0.1, fused=True),
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True, fused=True),
+}
+SHAPES = [(3, 7), (64,), (), (5, 33), (0,), (16,)]
+
+
+def parameters():
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES]
+    return params, [{"params": params[:3]}, {"params": params[3:], "lr": 0.003}]
+
+
+def gradients(seed, exponent, scale):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) * 2.0**exponent * scale for shape in SHAPES]
+
+
+def by_torch(params, optimizers, grads, *, scale, max_norm):
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
+    scaler.scale(torch.ones(1))
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad.clone()
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(params, max_norm)
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    return norm
+
+
+def by_group(params, optimizers, grads, *, scale, max_norm):
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad.clone()
+    update = ClippedUpdate.plan(optimizers, params, scale=scale, max_norm=max_norm)
+    if update is None:
+        return None
+    for optimizer in optimizers:
+        update.step(optimizer)
+    return update.norm
+
+
+def state_of(optimizer):
+    return [
+        {name: value.tolist() for name, value in optimizer.state[param].items() if value is not None}
+        for group in optimizer.param_groups
+        for param in group["params"]
+    ]
+
+
+@pytest.mark.parametrize("kind", list(OPTIMIZERS))
+@settings(max_examples=15, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 99), st.integers(-60, 18)), min_size=1, max_size=3),
+    scale=st.sampled_from([1.0, 0.25, 1024.0, 65536.0, 2.0**40]),
+    max_norm=st.sampled_from([1e-3, 1.0, 1e9, float("inf")]),
+    group_bytes=st.sampled_from([1, 300, 4 << 20]),
+)
+def test_it_is_torchs_sequence_bit_for_bit(kind, steps, scale, max_norm, group_bytes):
+    (theirs, theirs_groups), (ours, ours_groups) = parameters(), parameters()
+    theirs_optimizer, ours_optimizer = OPTIMIZERS[kind](theirs_groups), OPTIMIZERS[kind](ours_groups)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "GROUP_BYTES", group_bytes)
+        for seed, exponent in steps:
+            grads = gradients(seed, exponent, scale)
+            norm = by_group(ours, [ours_optimizer], grads, scale=scale, max_norm=max_norm)
+            assert norm is not None
+            assert torch.equal(norm, by_torch(theirs, [theirs_optimizer], grads, scale=scale, max_norm=max_norm))
+            for mine, other in zip(ours, theirs, strict=True):
+                assert torch.equal(mine, other)
+                assert torch.equal(mine.grad, other.grad)
+            assert state_of(ours_optimizer) == state_of(theirs_optimizer)
+
+
+def test_a_tensor_of_tiny_gradients_has_torchs_norm():
+    params, groups = parameters()
+    grads = [grad * 1e-12 * 65536 for grad in gradients(0, 0, 1.0)]
+    grads[1].mul_(1e-9)
+    optimizer = OPTIMIZERS["sgd"](groups)
+    norm = by_group(params, [optimizer], grads, scale=65536.0, max_norm=1e-30)
+    assert torch.equal(norm, torch.nn.utils.get_total_norm([grad / 65536 for grad in grads]))
+
+
+def test_two_optimizers_are_clipped_together():
+    (theirs, _), (ours, _) = parameters(), parameters()
+    grads = gradients(1, 2, 8.0)
+    pairs = [[OPTIMIZERS["adamw"](one[:2]), OPTIMIZERS["momentum"](one[2:])] for one in (theirs, ours)]
+    by_torch(theirs, pairs[0], grads, scale=8.0, max_norm=0.5)
+    assert by_group(ours, pairs[1], grads, scale=8.0, max_norm=0.5) is not None
+    assert all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
+
+
+# ------------------------------------------------------------------ when it leaves the update to torch
+
+
+def planned(optimizer, params, *, scale=8.0, grad=None):
+    for param in params:
+        param.grad = torch.ones_like(param) if grad is None else grad
+    return ClippedUpdate.plan([optimizer], params, scale=scale, max_norm=1.0)
+
+
+def one_param(dtype=torch.float32):
+    return torch.nn.Parameter(torch.ones(2, dtype=dtype))
+
+
+def hooked(param):
+    optimizer = OPTIMIZERS["adamw"]([param])
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
+class Own(torch.optim.AdamW):
+    pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        hooked,
+        lambda param: torch.optim.AdamW([param]),
+        lambda param: Own([param], fused=True),
+        lambda param: torch.optim.Adagrad([param], fused=True),
+        lambda param: torch.optim.AdamW([param], lr=torch.tensor(0.1), fused=True),
+    ],
+)
+def test_only_a_fused_optimizer_of_torchs_nobody_looks_at_is_divided(make):
+    param = one_param()
+    assert planned(make(param), [param]) is None
+    assert planned(OPTIMIZERS["adamw"]([param]), [param]) is not None
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e30])
+def test_what_is_not_finite_or_nearly_not_changes_nothing(value):
+    param = one_param()
+    optimizer = OPTIMIZERS["adamw"]([param])
+    assert planned(optimizer, [param], grad=torch.tensor([1.0, value])) is None
+    assert param.grad.tolist()[0] == 1.0
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("scale", [3.0, 1000.0, 2.0**-130])
+def test_a_scale_that_rounds_is_left_to_torch(scale):
+    param = one_param()
+    assert planned(OPTIMIZERS["adamw"]([param]), [param], scale=scale) is None
+
+
+def test_other_dtypes_are_left_to_torch():
+    param = one_param(torch.float64)
+    assert planned(OPTIMIZERS["adamw"]([param]), [param]) is None
+
+
+def test_a_tensor_of_a_class_of_its_own_is_left_to_torch():
+    class Shard(torch.Tensor):
+        pass
+
+    param = torch.nn.Parameter(torch.ones(2).as_subclass(Shard))
+    assert planned(OPTIMIZERS["adamw"]([param]), [param]) is None
+
+
+def test_half_a_first_step_of_momentum_is_left_to_torch():
+    params = [one_param(), one_param()]
+    optimizer = OPTIMIZERS["momentum"](params)
+    params[0].grad = torch.ones(2)
+    optimizer.step()
+    assert planned(optimizer, params) is None
+
+
+def test_slices_cover_everything_once():
+    params = [torch.ones(size) for size in (3, 0, 10, 1, 1, 1)]
+    cut = list(slices(params, num_bytes=12))
+    assert [index for part in cut for index in range(len(params))[part]] == list(range(6))
+    assert [part.stop - part.start for part in cut] == [1, 2, 3]
+    assert list(slices([], num_bytes=12)) == []
+
+
+def test_the_groups_have_the_parameters_with_gradients():
+    params, groups = parameters()
+    optimizer = OPTIMIZERS["adamw"](groups)
+    params[4].grad = torch.zeros(0)
+    assert [len(group.params) for group in fused_groups(optimizer)] == [0, 1]
+
+
+# ------------------------------------------------------------------ in a TrainStep
+
+
+def train(step, params, values):
+    results = []
+    for value in values:
+        with step.autocast():
+            loss = sum((param * value).sum() for param in params)
+        results.append(step(loss))
+    return results
+
+
+def test_a_train_step_takes_it_counts_growth_and_skips_in_torchs_sequence(monkeypatch):
+    calls = []
+    original = ClippedUpdate.step
+    monkeypatch.setattr(ClippedUpdate, "step", lambda self, optimizer: (calls.append(1), original(self, optimizer)))
+    param = one_param()
+    optimizer = torch.optim.AdamW([param], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
+    step = TrainStep(
+        optimizer,
+        schedulers=scheduler,
+        precision="fp16",
+        clip_grad_norm=1.0,
+        loss_scale=DynamicLossScale(scale=8.0, growth_interval=2),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = train(step, [param], [1.0, 1.0, float("inf"), 1.0])
+    assert [one.stepped for one in results] == [True, True, False, True]
+    assert [one.scale for one in results] == [8.0, 8.0, 16.0, 8.0]
+    assert len(calls) == 3
+    assert scheduler.last_epoch == 3
+    assert results[0].grad_norm == pytest.approx(2.0**0.5)
+
+
+def test_the_fused_kernel_is_chosen_logged_and_chosen_again_after_loading(caplog):
+    param = one_param()
+    plain = torch.optim.AdamW([param])
+    state = plain.state_dict()
+    with caplog.at_level(logging.INFO, logger="ampwise"):
+        step = TrainStep(plain, precision="fp32")
+    assert step.fused == (plain,)
+    assert "AdamW is stepped by torch's fused kernel" in caplog.text
+    step.load_state_dict({**step.state_dict(), "optimizers": [state]})
+    assert plain.param_groups[0]["fused"] is True
+    assert step.fused == (plain,)
+
+
+@pytest.mark.parametrize("options", [{"fused": False}, {"foreach": True}, {"foreach": False}, {"capturable": True}])
+def test_a_choice_of_the_scripts_stays(options):
+    optimizer = torch.optim.AdamW([one_param()], **options)
+    assert TrainStep(optimizer, precision="fp32").fused == ()
+    assert not optimizer.param_groups[0]["fused"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_sparse_gradients_are_stepped_as_before(precision):
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+    step = TrainStep(optimizer, precision=precision)
+    torch.nn.init.ones_(table.weight)
+    with step.autocast():
+        loss = table(torch.tensor([1, 1])).sum()
+    assert step(loss).stepped
+    assert table.weight.tolist() == [[1, 1], [-1, -1], [1, 1], [1, 1]]
+    assert step.fused == ()
