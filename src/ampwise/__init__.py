@@ -3,6 +3,7 @@
 Public names are imported when first used, so that ``import ampwise`` costs nothing and leaves torch out.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +41,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module 'ampwise' has no attribute {name!r}")
+        raise AttributeError(f"module 'ampwise' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*__all__, *_HOMES})

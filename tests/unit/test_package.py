@@ -51,3 +51,12 @@ def test_without_the_cli_extra_the_command_prints_the_pip_line():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 3
     assert done.stderr == "ampwise: the command line needs click; run: pip install 'ampwise[cli]'\n"
+
+
+def test_completion_offers_the_public_names_and_a_misspelt_one_is_corrected():
+    import ampwise
+
+    assert dir(ampwise) == sorted(ampwise.__all__)
+    with pytest.raises(AttributeError) as error:
+        ampwise.Trainstep  # noqa: B018 - the access is what is tested
+    assert (error.value.name, error.value.obj) == ("Trainstep", ampwise)
