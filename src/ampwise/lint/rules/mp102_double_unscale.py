@@ -145,7 +145,7 @@ def check(file: SourceFile) -> Iterator[Finding]:
     reaches = file.flow.reached(start=_is_unscale, goal=_is_same, stop=_is_done)
     seen: set[ast.expr] = set()
     for reach in reaches:
-        node = at(reach.goal)
+        node = reach.goal.node if reach.start.via is reach.goal.via else at(reach.goal)
         if node in seen or reach.start.scaler in left_to_mp122 or not _is_certain(file, reach):
             continue
         seen.add(node)

@@ -100,6 +100,28 @@ else:
 """),
         ),
         Example(
+            title="two iterations of one optimizer",
+            source=after_loss("""
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+optimizer.zero_grad()
+scaler.scale(model.second_loss(x)).backward()
+scaler.step(optimizer)
+scaler.update()
+"""),
+        ),
+        Example(
+            title="a scale set by hand",
+            source=after_loss("""
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+if i % 100 == 0 and scaler.get_scale() < 1.0:
+    scaler.update(1.0)
+"""),
+        ),
+        Example(
             title="after a jump",
             source=after_loss("""
 scaler.scale(loss).backward()
@@ -130,7 +152,8 @@ scaler.update()
 def check(file: SourceFile) -> Iterator[Finding]:
     """Updates that come too often, or before the last step."""
     seen: set[ast.expr] = set()
-    for reach in (*_twice(file), *_before_step(file)):
+    reaches = (*_twice(file), *_before_step(file)) if _is_suspect(file) else ()
+    for reach in reaches:
         node = at(reach.start)
         if node not in seen and _is_one_round(file, reach):
             seen.add(node)
@@ -154,15 +177,24 @@ def _before_step(file: SourceFile) -> list[Reach]:
     return file.flow.reached(
         start=_is_update,
         goal=lambda start, event: event.act is Act.STEP and event.scaler == start.scaler,
-        stop=lambda start, event: (
+        stop=lambda _, event: (
             event.act in {Act.BACKWARD, Act.UPDATE, Act.STEP}
             or (event.act is Act.OPAQUE and bool({Kind.SCALER, Kind.MODULE} & event.handed))
         ),
     )
 
 
+def _is_suspect(file: SourceFile) -> bool:
+    """Whether a look along the paths can find anything: two updates, or a step behind one."""
+    updates = [position(event.node) for event in file.flow.events if _is_update(event)]
+    steps = [position(event.node) for event in file.flow.events if event.act is Act.STEP and event.scaler is not None]
+    return len(updates) > 1 or (bool(updates) and any(step > updates[0] for step in steps))
+
+
 def _is_update(event: Event) -> bool:
-    return event.act is Act.UPDATE and event.scaler is not None
+    """Whether a scaler adapts; ``update(new_scale)`` sets its scale by hand."""
+    is_adapting = isinstance(event.node, ast.Call) and not event.node.args and not event.node.keywords
+    return event.act is Act.UPDATE and event.scaler is not None and is_adapting
 
 
 def _is_one_round(file: SourceFile, reach: Reach) -> bool:
@@ -173,8 +205,18 @@ def _is_one_round(file: SourceFile, reach: Reach) -> bool:
         return False
     if is_loop_variable(file, reach.start.scaler, first) or are_exclusive(file, first, second):
         return False
+    if reach.goal.act is Act.UPDATE and _steps_one_optimizer(file, reach):
+        return False
     function = file.tree.function(first)
     return loop in file.loops.training or (loop is None and function is not None and function in file.loops.iterations)
+
+
+def _steps_one_optimizer(file: SourceFile, reach: Reach) -> bool:
+    """Whether both updates close an iteration of the same optimizer: then the loop holds several iterations."""
+    here = file.flow.events_in(reach.root)
+    called = [one for event in here if event.callee is not None for one in file.flow.events_in(event.callee)]
+    steps = [event for event in (*here, *called) if event.act is Act.STEP and event.scaler is not None]
+    return len(steps) > 1 and len({event.optimizer for event in steps}) == 1
 
 
 def _message(reach: Reach) -> str:

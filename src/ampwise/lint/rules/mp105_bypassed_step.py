@@ -123,7 +123,7 @@ def check(file: SourceFile) -> Iterator[Finding]:
         seen.add(at(goal))
         is_unscaled = _is_unscaled(file, goal)
         severity = Severity.WARNING if is_unscaled else Severity.ERROR
-        yield file.finding(INFO, goal.node, _message(reach.start, goal, is_unscaled), severity=severity,
+        yield file.finding(INFO, goal.node, _message(reach.start, goal, is_unscaled=is_unscaled), severity=severity,
                            fix=_fix(file, reach.start, goal))  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def _is_unscaled(file: SourceFile, goal: Event) -> bool:
     )
 
 
-def _message(start: Event, goal: Event, is_unscaled: bool) -> str:
+def _message(start: Event, goal: Event, *, is_unscaled: bool) -> str:
     call = f"{start.scaler}.step({goal.optimizer})"
     if is_unscaled:
         return f"{goal.optimizer}.step() also steps on infinite gradients, which {call} skips"
