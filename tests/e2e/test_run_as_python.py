@@ -31,7 +31,7 @@ SCRIPTS = {
     "atexit": "import atexit\natexit.register(print, 'bye')\nprint('hi')\nraise SystemExit(3)",
     "atexit_pickle": (
         "import atexit, pickle, sys\nclass A: pass\n"
-        "atexit.register(lambda: print(type(pickle.loads(pickle.dumps(A())))))\nsys.exit(2)"
+        "atexit.register(lambda: print(type(pickle.loads(pickle.dumps(A())))))\nsys.exit(3)"
     ),
     "pool_left_open": (
         "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)\n"
@@ -227,3 +227,15 @@ def test_a_users_own_sitecustomize_still_runs_in_children(tmp_path):
     plain = python("script.py", cwd=tmp_path, env=environ)
     assert plain.out.startswith("yes")
     check_same(plain, python("-m", "ampwise", "run", "script.py", cwd=tmp_path, env=environ))
+
+
+def test_an_option_behind_a_script_that_refuses_it_is_pointed_out(tmp_path):
+    (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    ours = python("-m", "ampwise", "run", "train.py", "--precision", "bf16", cwd=tmp_path)
+    plain = python("train.py", "--precision", "bf16", cwd=tmp_path)
+    assert (ours.status, plain.status) == (2, 2)
+    said = ours.err.removeprefix(plain.err)
+    assert said == (
+        "ampwise: --precision stands after the script, so the script got it; if it is meant for ampwise, write: "
+        "ampwise run --precision ... train.py\n"
+    )

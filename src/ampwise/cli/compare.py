@@ -16,8 +16,8 @@ import click
 from ampwise._base.errors import UsageError
 from ampwise._base.files import check_writable, write_atomically
 from ampwise._base.text import inert_line
-from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, has_syntax_error, say
-from ampwise.cli.options import lists_option, malloc_option, module_option, script_words, target_of
+from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, USAGE, has_syntax_error, say
+from ampwise.cli.options import lists_option, malloc_option, misplaced, module_option, script_words, target_of
 from ampwise.cli.report import print_recording
 from ampwise.compare.schedule import ComparisonPlan
 from ampwise.compare.variants import parse_variants
@@ -88,7 +88,13 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     if interrupted:
         say("interrupted; this is what had been measured")
         return INTERRUPTED
-    return 0 if any(row.error is None for row in _rows(recording)) else COULD_NOT_RUN
+    errors = [row.error for row in _rows(recording)]
+    hint = (
+        misplaced(target, command) if all(str(error).startswith(f"exit status {USAGE}") for error in errors) else None
+    )
+    if hint is not None:
+        say(hint)
+    return 0 if None in errors else COULD_NOT_RUN
 
 
 def _plan(options: Mapping[str, Any]) -> ComparisonPlan:

@@ -17,8 +17,8 @@ import click
 
 from ampwise._base.errors import AmpwiseError, CannotRunError, UsageError
 from ampwise._base.text import inert_line
-from ampwise.cli.exits import INTERRUPTED, has_syntax_error, say
-from ampwise.cli.options import lists_option, malloc_option, module_option, script_words, target_of
+from ampwise.cli.exits import INTERRUPTED, USAGE, has_syntax_error, say
+from ampwise.cli.options import lists_option, malloc_option, misplaced, module_option, script_words, target_of
 from ampwise.plan.presets import get_precision
 from ampwise.records.files import to_plain
 from ampwise.runner.bootstrap import announce, children_environment, own_environment
@@ -208,6 +208,9 @@ def _run(target: Target, spec: LaunchSpec, voice: _Voice, leaving: _Leaving) -> 
         current.leave_report()
         return end.status
     leaving.is_interrupted = end.interrupted
+    hint = misplaced(target, command) if end.status == USAGE and isinstance(end.error, SystemExit) else None
+    if hint is not None:
+        say(hint)
     return _close(current, end, voice)
 
 

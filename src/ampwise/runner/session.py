@@ -236,4 +236,8 @@ def _failure(end: ScriptEnd) -> Failure | None:
         return None
     if end.error is None or isinstance(end.error, SystemExit):
         return Failure(kind=f"exit status {end.status}", message="")
+    if (
+        isinstance(end.error, AmpwiseError) and end.status == end.error.exit_status
+    ):  # uncaught ones of a script end in 1
+        return Failure(kind="ampwise", message=str(end.error))
     return describe(end.error)

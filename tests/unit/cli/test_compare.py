@@ -267,3 +267,21 @@ def test_what_cannot_be_run_is_refused_before_the_first_run(compared, capsys, tm
     status, err = refuse(capsys, "-m", "train.py")
     assert (status, compared) == (2, [])
     assert err == "ampwise: No module named train.py; to compare a file: ampwise compare train.py\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "said"),
+    [
+        ("exit status 2: train.py: error: unrecognized arguments: --steps 5", ["--steps", "5"], True),
+        ("exit status 2: train.py: error: unrecognized arguments: --steps=5", ["--steps=5"], True),
+        ("exit status 2: train.py: error: unrecognized arguments: --epoch", ["--epoch", "5"], False),
+        ("ValueError: no", ["--steps", "5"], False),
+        (None, ["--steps", "5"], False),
+    ],
+)
+def test_an_option_behind_a_script_that_refuses_it_is_pointed_out(script, monkeypatch, capsys, error, arguments, said):
+    monkeypatch.setattr(measure, "compare", lambda *_, **__: recording(error=error))
+    main(["compare", script, *arguments])
+    hint = "ampwise: --steps stands after the script, so the script got it; if it is meant for ampwise, write: "
+    write = f"ampwise compare --steps ... {script}\n"
+    assert capsys.readouterr().err == (hint + write if said else "")

@@ -94,6 +94,8 @@ def test_the_run_stops_after_the_steps_asked_for():
         (ScriptEnd(status=3, error=SystemExit(3)), RunEnd.FAILED, "exit status 3"),
         (ScriptEnd(status=1, error=ValueError("x")), RunEnd.FAILED, "ValueError"),
         (ScriptEnd(status=1, error=MemoryError()), RunEnd.OUT_OF_MEMORY, "MemoryError"),
+        (ScriptEnd(status=3, error=CannotRunError("no tf32")), RunEnd.FAILED, "ampwise"),
+        (ScriptEnd(status=1, error=CannotRunError("the script's own use")), RunEnd.FAILED, "CannotRunError"),
         (ScriptEnd(status=130, error=KeyboardInterrupt()), RunEnd.KILLED, "KeyboardInterrupt"),
     ],
 )
