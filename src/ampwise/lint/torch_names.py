@@ -52,6 +52,7 @@ SCHEDULER_WORD: Final = re.compile(r"(\w+_)?(lr_?)?sched(uler)?(_\w+)?")
 LOADER_WORD: Final = re.compile(r"(\w+_)?(data_?)?(loader|dataloader)(_\w+)?|\w+loader")
 LOSS_FUNCTION_WORD: Final = re.compile(r"criterion(_\w+)?|(\w+_)?(loss_fn|loss_func|loss_function)|\w+_criterion")
 MODULE_WORD: Final = re.compile(
+    r"(?!(get|load|build|create|make|init|setup|set|prepare|save|wrap|define|compile|convert|new|clone|resume)_)"
     r"(\w+_)?(model|net|network|backbone|encoder|decoder|generator|discriminator)(_\w+)?|net[DG]"
 )
 LOSS_WORD: Final = re.compile(r"(\w+_)?loss(es)?(_\w+)?|loss_?[A-Z]\w*|err[DG]")

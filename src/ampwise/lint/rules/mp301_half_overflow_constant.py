@@ -24,8 +24,8 @@ INFO = RuleInfo(
     why="float16 ends at 65504. masked_fill and full refuse a larger constant with RuntimeError; sums and torch.where "
     "silently turn it into infinity, and a row that is masked everywhere into nan after softmax.",
     remedy="Use torch.finfo(x.dtype).min, which fits every dtype.",
-    evidence="Measured with torch 2.13: half.masked_fill(mask, -1e9) raises 'value cannot be converted to type c10::Half "
-    "without overflow', half + -1e9 gives -inf. apex#1052, apex#1105, fairseq#3575.",
+    evidence="Measured with torch 2.13: half.masked_fill(mask, -1e9) raises 'value cannot be converted to type "
+    "c10::Half without overflow', half + -1e9 gives -inf. apex#1052, apex#1105, fairseq#3575.",
     fixable=Fixable.UNSAFE,
     bad=(
         Example(

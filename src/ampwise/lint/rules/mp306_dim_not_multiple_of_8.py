@@ -17,8 +17,8 @@ INFO = RuleInfo(
     why="Tensor cores multiply tiles whose sides are multiples of 8 in half precision. A size beside one is padded in "
     "each product or handed to a slower kernel.",
     remedy="Round the size up to a multiple of 8, better of 64: a vocabulary of 50257 to 50304.",
-    evidence="NVIDIA's Deep Learning Performance guide, 'Tensor Core requirements'; nanoGPT pads its vocabulary of 50257 "
-    "to 50304 for speed.",
+    evidence="NVIDIA's Deep Learning Performance guide, 'Tensor Core requirements'; nanoGPT pads its vocabulary of "
+    "50257 to 50304 for speed.",
     bad=(
         Example(
             source="""
