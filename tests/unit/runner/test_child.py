@@ -100,7 +100,7 @@ def test_the_place_of_an_error_is_the_users(tmp_path):
 
 def test_a_script_that_is_not_there_is_told_by_the_record(tmp_path):
     record = run_child(Target(path="none.py"), LaunchSpec(), cwd=str(tmp_path))
-    assert record.failure.kind == "UsageError"
+    assert record.failure.kind == "ampwise"
     assert "can't open file" in record.failure.message
 
 
@@ -173,7 +173,7 @@ def test_a_precision_the_machine_lacks_is_told_by_the_record(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     record = run(tmp_path, TRAIN, precision="tf32")
-    assert (record.end, record.failure.kind) == (RunEnd.FAILED, "CannotRunError")
+    assert (record.end, record.failure.kind) == (RunEnd.FAILED, "ampwise")
     assert 'precision "tf32"' in record.failure.message
 
 
