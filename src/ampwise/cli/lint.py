@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import unified_diff
 
 import click
 
@@ -89,6 +88,8 @@ def _config(
 
 
 def _show_diffs(reports: Sequence[FileReport]) -> None:
+    from difflib import unified_diff
+
     for report in reports:
         lines = unified_diff(
             report.before.splitlines(keepends=True),

@@ -2,7 +2,6 @@
 
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -91,6 +90,8 @@ def find_config(paths: Sequence[str], known: Sequence[str]) -> Config:
 
 
 def _table(file: Path) -> Mapping[str, Any] | None:
+    import tomllib
+
     try:
         document: Any = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 from ampwise._base.errors import UsageError
-from ampwise._base.files import write_atomically
 from ampwise.lint.config import Config, fits
 from ampwise.lint.files import find_files, read
 from ampwise.lint.fix import apply_fixes
@@ -135,6 +134,8 @@ def _lint(
 
 def _write(path: str, content: bytes) -> str | None:
     """Write the file, through links and whole or not at all; what is wrong where that fails."""
+    from ampwise._base.files import write_atomically
+
     target = os.path.realpath(path)
     if not os.access(target, os.W_OK):
         return f"cannot write {path}: you may not write to it"

@@ -2,7 +2,7 @@
 
 import ast
 import warnings
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -92,7 +92,7 @@ def _checked(text: SourceText, edits: list[Edit]) -> bytes | None:
         return None
     shifts = _Shifts(edits)
     moved = {
-        (kind, shifts.moved(start), shifts.moved(end), what)
+        (kind, shifts.moved(start), shifts.moved_end(end), what)
         for kind, start, end, what in old
         if shifts.is_outside(start, end)
     }
@@ -141,4 +141,9 @@ class _Shifts:
     def moved(self, position: int) -> int:
         """The new position of a byte that no edit touches."""
         number = bisect_right(self._starts, position)
+        return position + self._grown[number]
+
+    def moved_end(self, position: int) -> int:
+        """The new end of a stretch that no edit touches; what is inserted right behind it leaves it."""
+        number = bisect_left(self._starts, position)
         return position + self._grown[number]

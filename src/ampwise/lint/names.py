@@ -55,7 +55,7 @@ class Binding:
     value: ast.expr | None = None
     """The expression assigned, iterated over or entered; the default of a parameter."""
     index: int | None = None
-    """With ``a, b = value``: which element, where ``value`` is no tuple itself."""
+    """With ``a, (b, c) = value``: which element of ``value``, where that is no tuple itself; 1 for ``c``."""
     target: str = ""
     """The dotted name that an import binds."""
 
@@ -303,7 +303,8 @@ class Names:
                 paired = pairs is not None and len(pairs) == len(elements)
                 for number, element in enumerate(elements):
                     one = pairs[number] if pairs is not None and paired else value
-                    yield from self._targets(element, one, node, how, None if paired else number)
+                    outer = number if index is None else index
+                    yield from self._targets(element, one, node, how, None if paired else outer)
             case ast.Starred(value=inner):
                 yield from self._targets(inner, value, node, how, index)
             case _ if (name := dotted(target)) is not None:
