@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ampwise._base.version import __version__
 
 if TYPE_CHECKING:
+    from ampwise._base.errors import AmpwiseError, CannotRunError, RecordError, UsageError
     from ampwise.runtime.autocast import autocast
     from ampwise.runtime.checkpoint import load_checkpoint, save_checkpoint
     from ampwise.runtime.custom_function import custom_bwd, custom_fwd
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from ampwise.runtime.step import TrainStep
 
 _HOMES = {
+    "AmpwiseError": "ampwise._base.errors",
+    "CannotRunError": "ampwise._base.errors",
+    "RecordError": "ampwise._base.errors",
+    "UsageError": "ampwise._base.errors",
     "autocast": "ampwise.runtime.autocast",
     "custom_bwd": "ampwise.runtime.custom_function",
     "custom_fwd": "ampwise.runtime.custom_function",
@@ -27,8 +32,12 @@ _HOMES = {
 }
 
 __all__ = [
+    "AmpwiseError",
+    "CannotRunError",
     "GradScaler",
+    "RecordError",
     "TrainStep",
+    "UsageError",
     "__version__",
     "autocast",
     "custom_bwd",

@@ -60,3 +60,12 @@ def test_completion_offers_the_public_names_and_a_misspelt_one_is_corrected():
     with pytest.raises(AttributeError) as error:
         ampwise.Trainstep  # noqa: B018 - the access is what is tested
     assert (error.value.name, error.value.obj) == ("Trainstep", ampwise)
+
+
+def test_an_error_is_named_as_users_import_it():
+    import pickle
+    import traceback
+
+    error = ampwise.UsageError("no")
+    assert traceback.format_exception_only(error) == ["ampwise.UsageError: no\n"]
+    assert type(pickle.loads(pickle.dumps(error))) is ampwise.UsageError

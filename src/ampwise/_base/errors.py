@@ -21,3 +21,8 @@ class CannotRunError(AmpwiseError, RuntimeError):
 
 class RecordError(AmpwiseError, ValueError):
     """A record that cannot be read: corrupt, foreign, or of a newer version."""
+
+
+# A traceback names them as users import them.
+for _error in (AmpwiseError, UsageError, CannotRunError, RecordError):
+    _error.__module__ = "ampwise"

@@ -129,7 +129,7 @@ def _row(summary: VariantSummary) -> Row:
         reason=inert_line(summary.verdict_reason or "", max_length=400),
         memory=figure(peak_bytes(summary), format_bytes),
         saving=figure(summary.ratio_memory, format_ratio),
-        skipped=str(summary.num_skipped),
+        skipped=str(summary.num_skipped) if summary.error is None else NOTHING,
         scale=figure(summary.final_scale, scale),
         error=None if summary.error is None else inert_line(summary.error, max_length=400),
         tone=tone_of(summary),

@@ -14,6 +14,10 @@ NO_STEP_FOUND = (
     "no training step found: looked for a backward pass (Tensor.backward, torch.autograd.backward) and an optimizer's "
     "step (torch.optim.Optimizer.step), in the script and in the Python processes it started"
 )
+_NOTHING_LEARNT = (
+    "every step was skipped, for its gradients were not finite: the parameters are as they were. If the loss itself is "
+    "not finite, the fault is in the forward pass; compare with --precision fp32, or use bf16, whose range is fp32's"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,8 @@ def summary_lines(summary: RunSummary) -> tuple[str, ...]:
     ]
     if summary.left_alone is not None:
         lines[0] = f"the script's own mixed precision was left to it: {summary.left_alone}"
+    if summary.num_steps and summary.num_skipped == summary.num_steps:
+        lines.append(_NOTHING_LEARNT)
     return tuple(inert_line(line, max_length=500) for line in (*lines, *(f"note: {note}" for note in summary.notes)))
 
 

@@ -38,7 +38,7 @@ def test_the_precision_is_named_where_the_variant_does_not_name_it(made, variant
 
 def test_a_failed_variant_has_dashes_and_its_error(made):
     row = _rows(made.crashed())[1]
-    assert {row.step, row.iqr, row.speed, row.rate, row.loss, row.memory, row.saving} == {NOTHING}
+    assert {row.step, row.iqr, row.speed, row.rate, row.loss, row.memory, row.saving, row.skipped} == {NOTHING}
     assert row.step_and_iqr == NOTHING
     assert row.verdict == "failed"
     assert row.error.startswith("RuntimeError at model.py:41")

@@ -29,6 +29,12 @@ def test_a_loss_scale_brings_the_skipped_steps_with_it():
     assert lines[1] == "1 step; median 40.2 ms a step; 2 skipped; final loss scale 65536"
 
 
+def test_a_run_that_skipped_every_step_says_that_nothing_was_learnt():
+    skipped = replace(SUMMARY, precision="fp16", final_scale=1.0, num_skipped=120)
+    assert "every step was skipped" in summary_lines(skipped)[3]
+    assert len(summary_lines(replace(skipped, num_skipped=119))) == 3
+
+
 def test_one_step_has_no_time():
     assert summary_lines(replace(SUMMARY, num_steps=1, step_ms_median=None))[1] == "1 step"
 
