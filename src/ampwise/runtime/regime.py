@@ -21,6 +21,11 @@ class Regime:
     precision: str
     device_type: str
 
+    @property
+    def casts(self) -> bool:
+        """Whether autocast casts weights in it."""
+        return self.precision in _AUTOCAST_DTYPES
+
     @contextmanager
     def forward(self) -> Generator[None]:
         """The context of the forward pass and the loss."""

@@ -1,8 +1,9 @@
 """The training step: one loop for fp32, tf32, bf16 and fp16."""
 
 import warnings
+import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ampwise.compat.optim import needs_closure, parameters_of
 from ampwise.interpose.internal import announced, users_code
 from ampwise.observe.events import BUS, BackwardEnded, BackwardStarted, PrecisionTaken, StepOutcome, StepStarted
 from ampwise.runtime.buffers import BufferGuard
+from ampwise.runtime.cast_hold import CastHold
 from ampwise.runtime.device import choose_precision
 from ampwise.runtime.loss_scale import LossScale, NoLossScale
 from ampwise.runtime.misuse import backward, check_losses, check_options, name_parameters, refuse_fp16_parameters
@@ -105,6 +107,9 @@ class TrainStep:
         self._buffers = BufferGuard(() if isinstance(scale, NoLossScale) else self.modules)
         self._num_losses = self._num_open = 0
         self.fused = choose_fused(self.optimizers)
+        self._casts = CastHold(self._params)
+        self._holds_casts = accumulation_steps > 1 and self._regime.casts
+        weakref.finalize(self, self._casts.drop)
         self._needs_closure = [type(one).__name__ for one in self.optimizers if needs_closure(one)]
         self._is_autocast_used = self.precision == "fp32"
 
@@ -118,10 +123,11 @@ class TrainStep:
         """The context of the forward pass and the loss."""
         if torch.is_grad_enabled() and not self._buffers.is_saved:
             self._buffers.save()
+        hold = self._casts.forward_pass() if self._holds_casts and not self._num_open else nullcontext()
         self._num_open += 1
         self._is_autocast_used = True
         try:
-            with self._regime.forward():
+            with hold, self._regime.forward():
                 yield
         finally:
             self._num_open -= 1
@@ -200,6 +206,7 @@ class TrainStep:
             self.scaler.load_state_dict(state_dict["loss_scale"])
         self._overflow_watch.num_skips_in_a_row = int(state_dict.get("num_skips_in_a_row", 0))
         self._num_losses = 0
+        self._casts.drop()
 
     # ------------------------------------------------------------------ the sequence
 
@@ -221,6 +228,7 @@ class TrainStep:
         BUS.publish(BackwardEnded(roots=losses))
 
     def _step(self, losses: tuple[Tensor, ...], *, correction: float) -> StepResult:
+        self._casts.drop()
         stepping = [one for one in self.optimizers if _has_gradients(one)]
         if not stepping:
             raise UsageError(
