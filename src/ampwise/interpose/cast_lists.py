@@ -6,17 +6,15 @@ autocast is off nothing does. They are reached from Python, from TorchScript and
 
 import hashlib
 import sys
-import threading
-from collections.abc import Callable
 
 import torch
 
 from ampwise._base.errors import CannotRunError, UsageError
 from ampwise.compat.dispatch import Kernel, has_autocast_key, register_kernels, registered
 from ampwise.interpose.cast_kernels import make_kernel
+from ampwise.interpose.seam import Undo, once
 from ampwise.plan.operators import CastLists, CastPolicy, cast_lists
 
-Undo = Callable[[], None]
 _TAG = "ampwise-lists"
 
 
@@ -43,7 +41,13 @@ def use_cuda_lists(device_type: str = "cpu", *, extra: bool = True) -> Undo:
     unregister = register_kernels(device_type, _kernels(policies, device_type))
     _set_cache_tags([*_cache_tags(), tag])
     _forget_compiled()
-    return _once(unregister, tag)
+
+    def undo() -> None:
+        unregister()
+        _set_cache_tags([one for one in _cache_tags() if one != tag])
+        _forget_compiled()
+
+    return once(undo)
 
 
 def _policies(lists: CastLists, device_type: str, *, extra: bool) -> dict[str, CastPolicy]:
@@ -66,21 +70,6 @@ def _check_not_in_use(device_type: str) -> None:
         raise CannotRunError(
             f"CUDA's cast lists are in use for {device_type} already; undo them before you ask for them again"
         )
-
-
-def _once(unregister: Undo, tag: str) -> Undo:
-    lock, done = threading.Lock(), threading.Event()
-
-    def undo() -> None:
-        with lock:
-            if done.is_set():
-                return
-            done.set()
-        unregister()
-        _set_cache_tags([one for one in _cache_tags() if one != tag])
-        _forget_compiled()
-
-    return undo
 
 
 def _digest(policies: dict[str, CastPolicy]) -> str:

@@ -168,7 +168,7 @@ def intercept(row: Row, interceptor: Interceptor, *, owner: Any = None) -> Undo:
         elif getattr_static(target, row.attribute) is seam.original:
             seam.install()  # whoever lay on top has put back what was there before us
         seam.set_interceptors((*seam.interceptors, interceptor))
-    return _once(functools.partial(_leave, key, seam, interceptor))
+    return once(functools.partial(_leave, key, seam, interceptor))
 
 
 def _leave(key: tuple[int, str], seam: _Seam, interceptor: Interceptor) -> None:
@@ -181,12 +181,16 @@ def _leave(key: tuple[int, str], seam: _Seam, interceptor: Interceptor) -> None:
             del _SEAMS[key]
 
 
-def _once(action: Undo) -> Undo:
+def once(action: Undo) -> Undo:
+    """An undo that may be called more than once, from any thread."""
     pending = [action]
 
     def undo() -> None:
-        if pending:
-            pending.pop()()
+        try:
+            first = pending.pop()  # atomic: of two threads one finds the list empty
+        except IndexError:
+            return
+        first()
 
     return undo
 
