@@ -153,10 +153,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller tensors")
     arguments = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in TUNED.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **TUNED})  # noqa: S606 - itself
+    if arguments.threads:
+        import torch
+
+        torch.set_num_threads(arguments.threads)
     clock = time.perf_counter if arguments.clock == "wall" else time.process_time
     rounds, share = (3, 20) if arguments.quick else (arguments.rounds, 1)
     rows = []
