@@ -31,8 +31,8 @@ def find_rule(word: str) -> RuleInfo | None:
     known = {info.id: info for info in (UNREADABLE, *(rule.info for rule in all_rules()))}
     name = word.strip().upper()
     if name not in known:
-        near = closest(name, known)
-        hint = f'; did you mean "{near}"?' if near else ""
+        near = closest(name, [one.lower() for one in known])
+        hint = f'; did you mean "{near.upper()}"?' if near else ""
         raise UsageError(f'"{name}" is no rule{hint} (rules: {", ".join(known)})')
     return known[name]
 

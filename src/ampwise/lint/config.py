@@ -51,7 +51,8 @@ class Config:
 
     def matches(self, path: str, glob: str) -> bool:
         """Whether a glob fits the path from the root, the file's name, or a folder on the way."""
-        shown = Path(path).resolve()
+        folder, name = os.path.split(path)
+        shown = Path(os.path.realpath(folder), name)
         try:
             inner = shown.relative_to(self.root or Path.cwd())
         except ValueError:
@@ -77,7 +78,7 @@ def find_config(paths: Sequence[str], known: Sequence[str]) -> Config:
     Raises:
         UsageError: the file is damaged or has wrong entries, all named at once.
     """
-    absolute = [str(Path(path).resolve()) for path in paths] or [str(Path.cwd())]
+    absolute = [os.path.realpath(path) for path in paths] or [str(Path.cwd())]
     try:
         common = Path(os.path.commonpath(absolute))
     except ValueError:
@@ -192,8 +193,8 @@ def unknown_code(code: str, known: Sequence[str]) -> str | None:
     """What is wrong with a code that names no rule; None for one that does."""
     if code == _ALL or (code and any(rule.startswith(code) for rule in known)):
         return None
-    near = closest(code, [*known, _ALL])
-    hint = f'; did you mean "{near}"?' if near else ""
+    near = closest(code, [word.lower() for word in (*known, _ALL)])
+    hint = f'; did you mean "{near.upper()}"?' if near else ""
     shown = inert_line(code, max_length=40)
     return f'"{shown}" is no rule{hint} (ids are {known[0]} to {known[-1]}, beginnings as in MP1, or ALL)'
 

@@ -16,8 +16,8 @@ from ampwise.records.finding import Finding, Place
 _PYTHON_MAGICS: Final = frozenset("time timeit capture prun python python3 pypy py".split())
 _MAGIC: Final = re.compile(r"\s*([%!]|\?{1,2}\w)|\s*[\w.]+\?{1,2}\s*$|\s*[\w, ]+=\s*[%!]\w")
 _CELL: Final = "#ampwise-cell:"
-_LINE: Final = "pass#ampwise-line:"
-_MASKED: Final = re.compile(r"(?m)^([ \t]*)" + re.escape(_LINE) + r"(\d+)$")
+_LINE: Final = "#ampwise-line:"
+_MASKED: Final = re.compile(rf"(?m)^[ \t]*(?:pass)?{_LINE}(\d+)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +87,14 @@ class Notebook:
         goes_on = False
         for line in lines:
             is_magic = goes_on or _MAGIC.match(line) is not None or _LINE in line or _CELL in line
+            yield self._hide(line, "" if goes_on else "pass") if is_magic else line
             goes_on = is_magic and line.endswith("\\")
-            yield self._hide(line) if is_magic else line
 
-    def _hide(self, line: str) -> str:
+    def _hide(self, line: str, statement: str = "") -> str:
+        """A marker for ``line``: a comment, behind a statement where a block may need one."""
         self._hidden.append(line)
         indent = line[: len(line) - len(line.lstrip(" \t"))]
-        return f"{indent}{_LINE}{len(self._hidden) - 1}"
+        return f"{indent if statement else ''}{statement}{_LINE}{len(self._hidden) - 1}"
 
     # ---- back
 
@@ -114,7 +115,7 @@ class Notebook:
         document = json.loads(json.dumps(self._document))
         for number, piece in zip(pieces[1::2], pieces[2::2], strict=True):
             cell = document["cells"][int(number) - 1]
-            source = _MASKED.sub(lambda match: self._hidden[int(match[2])], piece.removesuffix("\n"))
+            source = _MASKED.sub(lambda match: self._hidden[int(match[1])], piece.removesuffix("\n"))
             if source != _source(cell):
                 cell["source"] = source.splitlines(keepends=True) if isinstance(cell["source"], list) else source
         return _written(document, self._document, self._original)

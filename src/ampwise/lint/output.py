@@ -142,7 +142,8 @@ def _annotation(finding: Finding, known: Mapping[str, RuleInfo]) -> str:
         if place.cell is not None:
             where, cell = dict[str, object](file=place.path), f"cell {place.cell}, line {place.line}: "
     properties = ",".join(
-        f"{key}={str(value).translate(_PROPERTY_ESCAPES)}" for key, value in {**where, "title": title}.items()
+        f"{key}={inert_line(str(value), max_length=1000).translate(_PROPERTY_ESCAPES)}"
+        for key, value in {**where, "title": title}.items()
     )
     message = _plain(f"{cell}{finding.message}").translate(_ESCAPES)
     return f"::{_GITHUB[finding.severity]} {properties}::{message}"

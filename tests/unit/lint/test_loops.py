@@ -38,7 +38,7 @@ def hot(parse, source):
         ("def step():\n    loss.backward()\n    opt.step()\n    mark()\nfor x in xs:\n    step()", "step()"),
         ("def look():\n    mark()\nfor x in xs:\n    loss.backward()\n    opt.step()\n    look()", "look()"),
         (
-            "def look():\n    mark()\nfor x in xs:\n    loss.backward()\n    opt.step()\n    if i % 9 == 0:\n        look()",
+            "def look():\n    mark()\nfor x in xs:\n    loss.backward()\n    opt.step()\n    if i % 9 == 0: look()",
             None,
         ),
         (
