@@ -1,10 +1,14 @@
 """On an accelerator nothing waits for the device. The meta device stands for one: it has no value to read."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampwise import GradScaler
+from ampwise import GradScaler, TrainStep
 from ampwise.runtime.buffers import BufferGuard
+from ampwise.runtime.regime import Regime
 
 DEVICE = "meta"
 
@@ -68,3 +72,48 @@ def test_update_after_each_of_two_optimizers_reads_nothing():
         for optimizer in optimizers:
             scaler.step(optimizer)
             scaler.update()
+
+
+def test_protecting_buffers_and_remembering_steps_reads_nothing():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).to(DEVICE)
+    optimizer, scaler = Fused(model.parameters(), lr=0.1), GradScaler(DEVICE)
+    scaler.protect(model)
+    for _ in range(2):
+        scaler.scale(model(torch.ones(2, 4, device=DEVICE)).pow(2).mean()).backward()
+        scaler.unscale_(optimizer)
+        scaler.note_grad_norm(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        scaler.step(optimizer)
+        scaler.update()
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        scaler.history()
+
+
+class Reads(TorchDispatchMode):
+    """Counts the operators by which the host reads a number off a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.num = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.num += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_a_train_step_on_an_accelerator_reads_nothing(monkeypatch, clip, accumulation_steps):
+    monkeypatch.setattr("ampwise.runtime.step.choose_precision", lambda *_, **__: SimpleNamespace(precision="fp16"))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).to(DEVICE)
+    step = TrainStep(
+        Fused(model.parameters(), lr=0.1), modules=model, clip_grad_norm=clip, accumulation_steps=accumulation_steps
+    )
+    step._regime = Regime(precision="fp16", device_type="cpu")  # torch has no autocast for this device
+    with Reads() as reads:
+        for _ in range(4):
+            with step.autocast():
+                loss = model(torch.ones(2, 4, device=DEVICE)).float().pow(2).mean()
+            result = step(loss)
+    assert reads.num == 0
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        _ = result.stepped
