@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from ampwise.lint.conditions import atom
 from ampwise.lint.events import Act, Event
 from ampwise.lint.kinds import Kind
 from ampwise.lint.names import Bound, position
@@ -63,14 +64,17 @@ def is_loop_variable(file: SourceFile, place: str | None, node: ast.expr) -> boo
 
 def are_exclusive(file: SourceFile, first: ast.AST, second: ast.AST) -> bool:
     """Whether one round of a loop, or one call of a function, never runs both; ``first`` stands first."""
-    around = dict(_arms(file, second))
-    tests = dict(_equalities(file, second))
+    around, chain = dict(_arms(file, second)), {second, *file.tree.ancestors(second)}
     for outer, child in _arms(file, first):
         if outer in around:
-            return _in_other_arm(outer, child, around[outer])
-        if any(isinstance(statement, _JUMPS) for statement in file.tree.block(file.tree.statement(child))[-1:]):
+            if _in_other_arm(outer, child, around[outer]):
+                return True
+            break
+        block = file.tree.block(outer) if isinstance(outer, ast.stmt) else []
+        if block and isinstance(block[-1], _JUMPS) and not chain & set(block):
             return True
-    return any(tests.get(left, value) != value for left, value in _equalities(file, first))
+    holds = dict(_conditions(file, second))
+    return any(holds.get(text, value) != value for text, value in _conditions(file, first))
 
 
 def _arms(file: SourceFile, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
@@ -96,15 +100,22 @@ def _in_other_arm(outer: ast.AST, one: ast.AST, other: ast.AST) -> bool:
             return False
 
 
-def _equalities(file: SourceFile, node: ast.AST) -> Iterator[tuple[str, object]]:
-    """What must hold for ``node`` to run: ``optimizer_index`` is 0."""
+def _conditions(file: SourceFile, node: ast.AST) -> Iterator[tuple[str, object]]:
+    """What must hold for ``node`` to run, by text: ``use_amp`` is True, ``optimizer_index`` is 0."""
     for outer, child in _arms(file, node):
-        match outer:
-            case ast.If(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[ast.Constant(value=value)])):
-                if child in outer.body:
-                    yield ast.unparse(left), value
-            case _:
+        if not isinstance(outer, ast.If) or child is outer.test:
+            continue
+        match outer.test:
+            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[ast.Constant(value=value)]) if child in outer.body:
+                yield ast.unparse(left), value
+            case ast.UnaryOp(op=ast.Not(), operand=inner) if not isinstance(inner, ast.BoolOp):
+                one = atom(inner)
+                yield one.text, one.answer is not (child in outer.body)
+            case ast.BoolOp():
                 continue
+            case test:
+                one = atom(test)
+                yield one.text, one.answer is (child in outer.body)
 
 
 def skipped_updates(file: SourceFile) -> Iterator[SkippedUpdate]:

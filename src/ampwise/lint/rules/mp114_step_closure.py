@@ -67,6 +67,15 @@ def fit(model, loss_of):
 """,
         ),
         Example(
+            title="a wrapper that hands on what it is given",
+            source="""
+class Wrapped:
+    def step(self, closure=None):
+        self.scaler.step(self.optimizer, closure)
+        self.scaler.update()
+""",
+        ),
+        Example(
             title="another argument",
             source=after_loss("""
 scaler.scale(loss).backward()
@@ -99,6 +108,8 @@ def _is_closure(file: SourceFile, argument: ast.expr) -> bool:
     if not isinstance(argument, ast.Name):
         return False
     bound = file.names.latest(argument)
+    if bound is not None and bound.how is Bound.PARAMETER:
+        return False  # a wrapper of optimizers hands on what it is given, mostly None
     return bool(_CLOSURE.fullmatch(argument.id)) or (bound is not None and bound.how is Bound.FUNCTION)
 
 
