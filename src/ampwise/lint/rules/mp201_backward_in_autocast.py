@@ -9,6 +9,7 @@ from ampwise.lint.kinds import Kind
 from ampwise.lint.regions import Region
 from ampwise.lint.rule import Rule
 from ampwise.lint.source import SourceFile, fix
+from ampwise.lint.torch_names import PYTHON
 from ampwise.records.finding import Example, Finding, Fix, Fixable, RuleInfo, Severity
 
 _HEAD: Final = """
@@ -67,6 +68,16 @@ def train_step(model, optimizer, x, y):
     loss = model(x, y)
     loss.backward()
     optimizer.step()
+""",
+        ),
+        Example(
+            title="before another forward, which must stay",
+            source=_HEAD
+            + """
+            scaler.scale(loss).backward()
+            fake = other(y)
+        scaler.step(optimizer)
+        scaler.update()
 """,
         ),
         Example(
@@ -134,6 +145,12 @@ _PROTOCOL: Final = frozenset({
     Act.BACKWARD, Act.UNSCALE, Act.CLIP, Act.STEP, Act.UPDATE, Act.ZERO_GRAD, Act.SCHEDULER_STEP, Act.SYNC,
 })  # fmt: skip
 
+_HARMLESS: Final = frozenset(
+    "scale item detach cpu numpy append update record elapsed_time synchronize set_postfix set_description info write "
+    "add_scalar log debug parameters zero_grad get_scale get_last_lr raises time".split()
+)
+"""Methods that compute nothing in a dtype."""
+
 
 def check(file: SourceFile) -> Iterator[Finding]:
     """Every backward in an enabled autocast region, or in a function of the file that is called in one."""
@@ -185,8 +202,15 @@ def _fix(file: SourceFile, event: Event, region: Region) -> Fix | None:
 
 
 def _may_move(file: SourceFile, statement: ast.stmt) -> bool:
-    events = file.flow.events_in(statement)
-    return all(event.act in _PROTOCOL | {Act.GRAD_USE, Act.SAVE} for event in events)
+    """Whether nothing in ``statement`` can be a forward: its calls are the protocol's, or of a known harmless kind."""
+    known = {event.node for event in file.flow.events_in(statement) if event.act in _PROTOCOL}
+    return all(call in known or _is_harmless(file, call) for call in file.tree.inside(statement, ast.Call))
+
+
+def _is_harmless(file: SourceFile, call: ast.Call) -> bool:
+    if isinstance(call.func, ast.Attribute) and call.func.attr in _HARMLESS:
+        return True
+    return file.kinds.is_a(call, Kind.NUMBER) or file.names.resolve(call.func) in PYTHON
 
 
 def _is_protocol(file: SourceFile, statement: ast.stmt) -> bool:

@@ -6,7 +6,7 @@ from typing import Final
 
 from ampwise.lint.events import Act
 from ampwise.lint.kinds import Kind
-from ampwise.lint.names import Bound
+from ampwise.lint.names import Binding, Bound
 from ampwise.lint.rule import Rule
 from ampwise.lint.source import SourceFile, fix
 from ampwise.lint.tree import Loop, dotted
@@ -56,6 +56,31 @@ INFO = RuleInfo(
             + """
         losses.append((loss * 2).detach())
     return losses
+""",
+        ),
+        Example(
+            title="of unknown make, but differentiated",
+            source="""
+def train(engine, optimizer, loader):
+    total = 0.0
+    for batch in loader:
+        optimizer.zero_grad()
+        loss, _ = engine.compute(batch)
+        loss.backward()
+        optimizer.step()
+        total += loss
+    return total
+""",
+            fixed="""
+def train(engine, optimizer, loader):
+    total = 0.0
+    for batch in loader:
+        optimizer.zero_grad()
+        loss, _ = engine.compute(batch)
+        loss.backward()
+        optimizer.step()
+        total += loss.detach()
+    return total
 """,
         ),
         Example(
@@ -165,7 +190,7 @@ def check(file: SourceFile) -> Iterator[Finding]:
             if loop not in file.tree.loops(node):
                 continue
             kept = _kept(node)
-            if kept is None or not _has_graph(file, kept[1]) or not _outlives(file, kept[0], loop):
+            if kept is None or not _has_graph(file, kept[1], loop) or not _outlives(file, kept[0], loop):
                 continue
             target, value = kept
             message = f"{ast.unparse(target)} keeps {ast.unparse(value)} with its graph over the iterations"
@@ -185,24 +210,36 @@ def _kept(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
             return None
 
 
-def _has_graph(file: SourceFile, value: ast.expr) -> bool:
+def _has_graph(file: SourceFile, value: ast.expr, loop: Loop) -> bool:
     """Whether the value was seen being computed with a graph; a name alone proves nothing."""
+    if file.kinds.is_under_no_grad(value):
+        return False
     match value:
         case ast.Name():
             bound = file.names.latest(value)
-            if bound is None or bound.how is not Bound.ASSIGN or bound.value is None or bound.index is not None:
-                return False
-            if isinstance(bound.value, ast.Name):
+            if bound is None or bound.how is not Bound.ASSIGN or bound.value is None:
                 return False
             known = file.kinds.of(bound.value)
+            is_seen = known.kind is Kind.TENSOR and known.has_graph is True and bound.index is None
+            return (is_seen and not isinstance(bound.value, ast.Name)) or _is_differentiated(file, value, bound, loop)
         case ast.BinOp(left=left, right=right):
             sides = [side for side in (left, right) if file.kinds.of(side).kind is not Kind.NUMBER]
-            return any(_has_graph(file, side) for side in sides)
+            return any(_has_graph(file, side, loop) for side in sides)
         case ast.Call(func=ast.Attribute(attr="mean" | "sum" | "cpu" | "clone", value=inner)):
-            return _has_graph(file, inner)
+            return _has_graph(file, inner, loop)
         case _:
             return False
-    return known.kind is Kind.TENSOR and known.has_graph is True and not file.kinds.is_under_no_grad(value)
+
+
+def _is_differentiated(file: SourceFile, name: ast.Name, bound: Binding, loop: Loop) -> bool:
+    """Whether backward is called in the loop on the very value that ``bound`` gave to ``name``."""
+    for event in file.flow.events_in(loop):
+        if event.act is not Act.BACKWARD:
+            continue
+        for other in file.tree.inside(event.node, ast.Name):
+            if other.id == name.id and file.names.latest(other) is bound:
+                return True
+    return False
 
 
 def _outlives(file: SourceFile, target: ast.expr, loop: Loop) -> bool:
