@@ -122,6 +122,20 @@ def train(model, optimizer, loader, criterion):
 """,
         ),
         Example(
+            title="one loss for each of several models, within one iteration",
+            source="""
+def train(models, optimizers, loader, criterion):
+    for x, y in loader:
+        losses = []
+        for model, optimizer in zip(models, optimizers):
+            optimizer.zero_grad()
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+""",
+        ),
+        Example(
             title="made a number before",
             source=_LOOP
             + """
@@ -186,6 +200,8 @@ _EMPTIES: Final = frozenset({"clear", "pop", "popleft", "backward"})
 def check(file: SourceFile) -> Iterator[Finding]:
     """Every loss with a graph that is added to what was made before the training loop."""
     for loop in file.loops.training:
+        if _is_over_optimizers(file, loop):
+            continue
         for node in file.tree.inside(loop, ast.AugAssign, ast.Assign, ast.Call):
             if loop not in file.tree.loops(node):
                 continue
@@ -195,6 +211,15 @@ def check(file: SourceFile) -> Iterator[Finding]:
             target, value = kept
             message = f"{ast.unparse(target)} keeps {ast.unparse(value)} with its graph over the iterations"
             yield file.finding(INFO, node, message, fix=_fix(file, value))
+
+
+def _is_over_optimizers(file: SourceFile, loop: Loop) -> bool:
+    """Whether each round trains another model: the rounds together are one iteration."""
+    if isinstance(loop, ast.While):
+        return False
+    names = {name.id for name in file.tree.inside(loop.target, ast.Name)}
+    steps = [event.optimizer or "" for event in file.flow.events_in(loop) if event.act is Act.STEP]
+    return any(place.partition(".")[0].partition("[")[0] in names for place in steps)
 
 
 def _kept(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:

@@ -75,6 +75,8 @@ def make(net, device):
     factory.load_net().cuda()
     part = factory.get_model()
     part.cuda()
+    other = factory.model_registry["base"](8)
+    other.to(device)
     model = nn.Linear(8, 8)
     model.to(device)
     net.cuda()
@@ -145,7 +147,8 @@ def _is_tensor(file: SourceFile, name: ast.Name) -> bool:
         return False
     if bound.how is Bound.LOOP and isinstance(bound.value, ast.Call) and _is_whole_batch(bound.node, name.id):
         return False
-    return file.kinds.is_a(name, Kind.TENSOR, at_least=Confidence.USE)
+    surely = Confidence.USE if bound.how is Bound.LOOP else Confidence.MADE
+    return file.kinds.is_a(name, Kind.TENSOR, at_least=surely)
 
 
 def _is_whole_batch(loop: ast.AST, name: str) -> bool:
