@@ -20,32 +20,47 @@ class Atom:
     """What it must be for the condition it stands in to hold."""
 
 
-def branches(test: ast.expr, assumed: Assumptions) -> Iterator[tuple[bool, Assumptions]]:
-    """The answers ``test`` may have on a path with these assumptions, each with what is then assumed."""
-    match test:
-        case ast.Constant(value=value):
-            yield bool(value), assumed
-        case ast.UnaryOp(op=ast.Not(), operand=inner):
-            for answer, then in branches(inner, assumed):
-                yield not answer, then
-        case ast.BoolOp(op=op, values=values):
-            yield from _combined(values, assumed, stops_at=isinstance(op, ast.Or))
-        case _:
-            yield from _one(atom(test), assumed)
+class Conditions:
+    """Reads conditions, each once."""
 
+    def __init__(self) -> None:
+        self._atoms: dict[ast.expr, Atom] = {}
+        self._places: dict[str, frozenset[str]] = {}
 
-def _combined(values: list[ast.expr], assumed: Assumptions, *, stops_at: bool) -> Iterator[tuple[bool, Assumptions]]:
-    for answer, then in branches(values[0], assumed):
-        if answer is stops_at or len(values) == 1:
-            yield answer, then
-        else:
-            yield from _combined(values[1:], then, stops_at=stops_at)
+    def branches(self, test: ast.expr, assumed: Assumptions) -> Iterator[tuple[bool, Assumptions]]:
+        """The answers ``test`` may have on a path with these assumptions, each with what is then assumed."""
+        match test:
+            case ast.Constant(value=value):
+                yield bool(value), assumed
+            case ast.UnaryOp(op=ast.Not(), operand=inner):
+                for answer, then in self.branches(inner, assumed):
+                    yield not answer, then
+            case ast.BoolOp(op=op, values=values):
+                yield from self._combined(values, assumed, stops_at=isinstance(op, ast.Or))
+            case _:
+                yield from self._one(test, assumed)
 
+    def _combined(
+        self, values: list[ast.expr], assumed: Assumptions, *, stops_at: bool
+    ) -> Iterator[tuple[bool, Assumptions]]:
+        for answer, then in self.branches(values[0], assumed):
+            if answer is stops_at or len(values) == 1:
+                yield answer, then
+            else:
+                yield from self._combined(values[1:], then, stops_at=stops_at)
 
-def _one(one: Atom, assumed: Assumptions) -> Iterator[tuple[bool, Assumptions]]:
-    for value in (True, False):
-        if (one.text, not value) not in assumed:
-            yield value is one.answer, assumed | {(one.text, value)}
+    def _one(self, test: ast.expr, assumed: Assumptions) -> Iterator[tuple[bool, Assumptions]]:
+        one = self._atoms.get(test)
+        if one is None:
+            one = self._atoms[test] = atom(test)
+            self._places[one.text] = places(test)
+        for value in (True, False):
+            if (one.text, not value) not in assumed:
+                yield value is one.answer, assumed | {(one.text, value)}
+
+    def places(self, text: str) -> frozenset[str]:
+        """The places that the answer of a condition met so far depends on."""
+        return self._places.get(text, frozenset())
 
 
 def atom(test: ast.expr) -> Atom:
@@ -72,17 +87,3 @@ def places(test: ast.expr) -> frozenset[str]:
         if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and (name := dotted(node)):
             found.add(name)
     return frozenset(found)
-
-
-def atoms(test: ast.expr) -> Iterator[tuple[str, frozenset[str]]]:
-    """The texts of all conditions in ``test``, each with the places it depends on."""
-    match test:
-        case ast.UnaryOp(op=ast.Not(), operand=inner):
-            yield from atoms(inner)
-        case ast.BoolOp(values=values):
-            for value in values:
-                yield from atoms(value)
-        case ast.Constant():
-            return
-        case _:
-            yield atom(test).text, places(test)

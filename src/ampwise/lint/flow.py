@@ -2,11 +2,12 @@
 
 import ast
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
 from ampwise.lint.events import Act, Event, Events
+from ampwise.lint.ground import Ground
 from ampwise.lint.kinds import Kinds
 from ampwise.lint.names import Names, position
 from ampwise.lint.paths import TooManyPathsError, Walker
@@ -35,8 +36,8 @@ class Flow:
 
     def __init__(self, tree: Tree, names: Names, kinds: Kinds) -> None:
         self._tree = tree
-        self._names = names
         self.read = Events(tree, names, kinds)
+        self._ground = Ground(tree, names, self.read)
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
@@ -71,8 +72,17 @@ class Flow:
             start: the fact at its beginning.
             advance: the fact after an event. It may note what it sees; it must depend on its arguments alone.
         """
+        return self._walk(root, start, advance, None)
+
+    def _walk(
+        self,
+        root: Root,
+        start: Fact,
+        advance: Callable[[Fact, Event], Fact],
+        concerns: Callable[[Event], bool] | None,
+    ) -> set[Fact]:
         try:
-            return Walker(self.read, self._names, advance).walk(root.body, start)
+            return Walker(self._ground, advance, concerns=concerns).walk(root.body, start)
         except (TooManyPathsError, RecursionError):
             return set()
 
@@ -91,6 +101,7 @@ class Flow:
             stop: given the beginning and an event, whether it ends the stretch. A goal may stop too.
         """
         found: dict[tuple[ast.expr, ast.expr], Reach] = {}
+        concerned = self._concerned(start, goal, stop)
         for root in self.roots:
             if not any(self._may_start(event, start) for event in self.events_in(root)):
                 continue
@@ -101,12 +112,34 @@ class Flow:
                 kept = frozenset(one for one in pending if not stop(one, event))
                 return kept | {event} if start(event) else kept
 
-            if self.paths(root, frozenset[Event](), advance):
+            if self._walk(root, frozenset[Event](), advance, lambda event: event.node in concerned):
                 for reach in seen:
                     known = found.setdefault((reach.start.node, reach.goal.node), reach)
                     if known.goal.via is not None and reach.goal.via is None:
                         found[reach.start.node, reach.goal.node] = reach  # rather seen where it stands than by a caller
         return sorted(found.values(), key=lambda reach: position(reach.goal.node))
+
+    def _concerned(
+        self,
+        start: Callable[[Event], bool],
+        goal: Callable[[Event, Event], bool],
+        stop: Callable[[Event, Event], bool],
+    ) -> set[ast.expr]:
+        """The nodes whose events matter, under any names, and the calls that lead to them."""
+        starts = [event for event in self.read.all if start(event)]
+        found = {event.node for event in starts}
+        for event in self.read.all:
+            for one in starts:
+                renamed = replace(event, scaler=one.scaler, optimizer=one.optimizer, loss=one.loss)
+                if any(asks(one, seen) for asks in (goal, stop) for seen in (event, renamed)):
+                    found.add(event.node)
+                    break
+        return found | self._leading_to(found)
+
+    def _leading_to(self, nodes: set[ast.expr]) -> set[ast.expr]:
+        """The calls of this file's functions in which one of ``nodes`` stands."""
+        homes = {self._tree.function(node) for node in nodes}
+        return {event.node for event in self.read.all if event.callee is not None and event.callee in homes}
 
     def _may_start(self, event: Event, start: Callable[[Event], bool]) -> bool:
         return start(event) or (event.callee is not None and any(map(start, self.events_in(event.callee))))

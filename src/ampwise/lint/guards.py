@@ -19,6 +19,8 @@ class Framework(StrEnum):
     TRANSFORMERS = "transformers trainer"
     APEX = "apex"
     WRAPPER = "scaler wrapper"
+    PADDLE = "paddle"
+    """Not torch at all, but its scaler has methods of the same names."""
 
 
 ALL_FRAMEWORKS: Final = frozenset(Framework)
@@ -53,6 +55,9 @@ def frameworks(tree: Tree, names: Names) -> frozenset[Framework]:
                 found.add(Framework.LIGHTNING)
         elif name.rpartition(".")[2] in _WRAPPERS:
             found.add(Framework.WRAPPER)
+    imported = (alias.name for node in tree.nodes(ast.Import) for alias in node.names)
+    if any(name.partition(".")[0] == "paddle" for name in imported):
+        found.add(Framework.PADDLE)
     for node in tree.nodes(ast.ClassDef):
         found |= {framework for base in names.bases(node) if (framework := _extends(base)) is not None}
     return frozenset(found)

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeAlias, TypeVar
 
-from ampwise.lint.conditions import Assumptions, atoms, branches
-from ampwise.lint.events import Act, Event, Events
-from ampwise.lint.names import Names, defaults
-from ampwise.lint.tree import FUNCTIONS, Function, Loop, dotted
+from ampwise.lint.conditions import Assumptions
+from ampwise.lint.events import Act, Event
+from ampwise.lint.ground import Ground
+from ampwise.lint.names import defaults
+from ampwise.lint.tree import Function, Loop, dotted
 
 Fact = TypeVar("Fact")
 State: TypeAlias = tuple[Fact, Assumptions]
@@ -41,11 +42,13 @@ class Ends(Generic[Fact]):
 class Walker(Generic[Fact]):
     """One walk; a loop is assumed to run at least once, and a raise to end the path."""
 
-    def __init__(self, events: Events, names: Names, advance: Callable[[Fact, Event], Fact]) -> None:
-        self._events = events
-        self._names = names
+    def __init__(
+        self, ground: Ground, advance: Callable[[Fact, Event], Fact], *, concerns: Callable[[Event], bool] | None = None
+    ) -> None:
+        self._ground = ground
+        self._events = ground.events
         self._advance = advance
-        self._places: dict[str, frozenset[str]] = {}
+        self._concerns = concerns
         self._callee: tuple[Function, ast.Call, Mapping[str, str]] | None = None
 
     def walk(self, body: list[ast.stmt], start: Fact) -> set[Fact]:
@@ -66,10 +69,22 @@ class Walker(Generic[Fact]):
                 break
             if len(ends.falls) > _MAX_STATES:
                 raise TooManyPathsError
+            if self._is_inert(statement):
+                ends.falls = self._forget(self._ground.stored(statement), ends.falls)
+                continue
             after = self._statement(statement, ends.falls)
             ends.add_jumps(after)
             ends.falls = after.falls
         return ends
+
+    def _is_inert(self, statement: ast.stmt) -> bool:
+        """Whether nothing that concerns the walk happens in ``statement`` and no path leaves it early."""
+        if self._ground.jumps(statement):
+            return False
+        return not any(self._is_of_concern(event) for event in self._events.of(statement))
+
+    def _is_of_concern(self, event: Event) -> bool:
+        return self._concerns is None or self._concerns(event)
 
     def _statement(self, statement: ast.stmt, states: set[State[Fact]]) -> Ends[Fact]:
         match statement:
@@ -96,7 +111,8 @@ class Walker(Generic[Fact]):
             case ast.Expr(value=ast.IfExp(test=test, body=body, orelse=other)):
                 return self._either(test, body, other, states)
             case _:
-                return Ends(falls=self._forget(_stored(statement), self._happen(self._events.of(statement), states)))
+                happened = self._happen(self._events.of(statement), states)
+                return Ends(falls=self._forget(self._ground.stored(statement), happened))
 
     def _either(self, test: ast.expr, body: ast.expr, other: ast.expr, states: set[State[Fact]]) -> Ends[Fact]:
         """``a() if test else b()`` as a statement."""
@@ -113,17 +129,15 @@ class Walker(Generic[Fact]):
 
     def _decide(self, test: ast.expr, states: set[State[Fact]]) -> dict[bool, set[State[Fact]]]:
         """The states in which ``test`` holds and in which it does not."""
-        for text, places in atoms(test):
-            self._places[text] = places
         taken: dict[bool, set[State[Fact]]] = {True: set(), False: set()}
         for fact, assumed in self._happen(self._events.of(test), states):
-            for answer, then in branches(test, assumed):
+            for answer, then in self._ground.conditions.branches(test, assumed):
                 taken[answer].add((fact, then))
         return taken
 
     def _loop(self, loop: Loop, states: set[State[Fact]]) -> Ends[Fact]:
         head = loop.test if isinstance(loop, ast.While) else loop.iter
-        changed = {name for node in ast.walk(loop) if (name := _target(node)) is not None}
+        changed = self._ground.stored(loop)
         states = self._happen(self._events.of(head), states)
         ends, seen = Ends[Fact](), set[State[Fact]]()
         for _ in range(_MAX_ROUNDS):
@@ -178,6 +192,8 @@ class Walker(Generic[Fact]):
 
     def _happen(self, events: Iterable[Event], states: set[State[Fact]]) -> set[State[Fact]]:
         for event in events:
+            if not self._is_of_concern(event):
+                continue
             if event.act is Act.CALL and event.callee is not None and self._callee is None:
                 states = self._enter(event, event.callee, states)
             else:
@@ -206,8 +222,10 @@ class Walker(Generic[Fact]):
 
     def _is_shared(self, text: str, callee: Function) -> bool:
         """Whether a condition means the same in the callee: it is on attributes of self and on globals alone."""
-        places = self._places.get(text, frozenset({"?"}))
-        return all(name.startswith("self") or not self._names.of(callee, name.partition(".")[0]) for name in places)
+        places = self._ground.conditions.places(text)
+        return all(
+            name.startswith("self") or not self._ground.names.of(callee, name.partition(".")[0]) for name in places
+        )
 
     def _renamed(self, event: Event) -> Event:
         """A callee's event in the caller's names."""
@@ -221,7 +239,7 @@ class Walker(Generic[Fact]):
             root = place.split(".")[0].split("[")[0]
             if root in arguments:
                 return arguments[root] + place[len(root) :]
-            return f"{callee.name}:{place}" if self._names.of(callee, root) else place
+            return f"{callee.name}:{place}" if self._ground.names.of(callee, root) else place
 
         return replace(
             event,
@@ -231,12 +249,12 @@ class Walker(Generic[Fact]):
             via=call,
         )
 
-    def _forget(self, changed: set[str], states: set[State[Fact]]) -> set[State[Fact]]:
+    def _forget(self, changed: frozenset[str], states: set[State[Fact]]) -> set[State[Fact]]:
         """Drop what was assumed about names that have changed."""
         if not changed or not any(assumed for _, assumed in states):
             return states
         return {
-            (fact, frozenset(one for one in assumed if not changed & self._places.get(one[0], frozenset())))
+            (fact, frozenset(one for one in assumed if not changed & self._ground.conditions.places(one[0])))
             for fact, assumed in states
         }
 
@@ -264,16 +282,3 @@ def _arguments(call: ast.Call, callee: Function) -> dict[str, str]:
     found = {name: place for name, given in zip(parameters, call.args, strict=False) if (place := dotted(given))}
     found |= {k.arg: place for k in call.keywords if k.arg is not None and (place := dotted(k.value))}
     return found
-
-
-def _stored(statement: ast.stmt) -> set[str]:
-    """The places a simple statement gives new values."""
-    if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
-        return {statement.name}
-    return {name for node in ast.walk(statement) if (name := _target(node)) is not None}
-
-
-def _target(node: ast.AST) -> str | None:
-    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
-        return dotted(node)
-    return None
