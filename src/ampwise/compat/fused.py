@@ -37,9 +37,11 @@ class FusedGroup:
 def fuse(optimizer: Optimizer) -> bool:
     """Choose torch's fused implementation where the script left the choice to torch; says whether it did.
 
-    Not where the parameters or the state do not allow it.
+    Not where the parameters or the state do not allow it, nor where the script replaced ``step``, as by a compiled one.
     """
-    if type(optimizer) not in _FUSABLE or not all(_may_fuse(group) for group in optimizer.param_groups):
+    if type(optimizer) not in _FUSABLE or _has_own_step(optimizer):
+        return False
+    if not all(_may_fuse(group) for group in optimizer.param_groups):
         return False
     params = [param for group in optimizer.param_groups for param in group["params"]]
     if any(param.device.type != "cpu" for param in params) and optimizer.state:
@@ -50,8 +52,22 @@ def fuse(optimizer: Optimizer) -> bool:
     return True
 
 
+def fits_fused(optimizer: Optimizer) -> bool:
+    """Whether the fused kernels can take the optimizer's gradients and state as they are now.
+
+    They know no sparse gradients. And on the CPU they walk through memory without looking at strides: where those of a
+    gradient or of a momentum differ from the parameter's they give wrong parameters without a word.
+    """
+    return all(
+        _fits(optimizer, param)
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if param.grad is not None
+    )
+
+
 def unfuse(optimizer: Optimizer) -> None:
-    """Take ``fuse`` back: the fused kernels know no sparse gradients."""
+    """Take ``fuse`` back."""
     for group in optimizer.param_groups:
         group["fused"] = None
     optimizer._step_supports_amp_scaling = False  # pyright: ignore[reportAttributeAccessIssue]
@@ -62,7 +78,6 @@ def is_divisible(optimizer: Optimizer) -> bool:
 
     Not where it is of another class, not fused, or somebody looks at its steps by a hook.
     """
-    own_step = vars(optimizer).get("step")
     watched = (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
@@ -72,7 +87,7 @@ def is_divisible(optimizer: Optimizer) -> bool:
     return (
         type(optimizer) in _DIVISIBLE
         and not any(watched)
-        and (own_step is None or hasattr(own_step, "_wrapped_by_lr_sched"))
+        and not _has_own_step(optimizer)
         and all(_is_group_divisible(optimizer, group) for group in optimizer.param_groups)
     )
 
@@ -86,6 +101,28 @@ def fused_groups(optimizer: Optimizer) -> list[FusedGroup]:
 def mark_stepped(optimizer: Optimizer) -> None:
     """Tell the optimizer's schedulers that it stepped, as its ``step`` does."""
     optimizer._opt_called = True  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _has_own_step(optimizer: Optimizer) -> bool:
+    """Whether somebody but a scheduler, which only counts, replaced this optimizer's ``step``."""
+    own = vars(optimizer).get("step")
+    return own is not None and not hasattr(own, "_wrapped_by_lr_sched")
+
+
+def _fits(optimizer: Optimizer, param: Tensor) -> bool:
+    grad = param.grad
+    if grad is None or grad.is_sparse or not _is_alike(param, grad):
+        return False
+    state: dict[str, Any] = optimizer.state.get(param, {})
+    return all(_is_alike(param, one) for one in state.values() if isinstance(one, Tensor) and one.dim())
+
+
+def _is_alike(param: Tensor, other: Tensor) -> bool:
+    """Whether equal places in memory hold equal elements; a dimension of one element may have any stride."""
+    if param.stride() == other.stride():
+        return True
+    strides = zip(param.shape, param.stride(), other.stride(), strict=True)
+    return all(size == 1 or mine == its for size, mine, its in strides)
 
 
 def _may_fuse(group: dict[str, Any]) -> bool:

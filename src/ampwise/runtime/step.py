@@ -12,7 +12,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ampwise._base.errors import RecordError, UsageError
-from ampwise.compat.fused import unfuse
+from ampwise.compat.fused import fits_fused, unfuse
 from ampwise.compat.optim import needs_closure, parameters_of
 from ampwise.interpose.internal import announced, users_code
 from ampwise.observe.events import BUS, BackwardEnded, BackwardStarted, PrecisionTaken, StepOutcome, StepStarted
@@ -235,17 +235,19 @@ class TrainStep:
                 "no parameter of the optimizers has a gradient: the loss does not depend on them. Give the optimizer "
                 "model.parameters() of the model that made the loss, after any model.to(...)"
             )
-        self._unfuse_sparse()
+        self._unfuse_misfits()
         update = self._plan_update(stepping, correction=correction)
         norm = update.norm if update else self._prepare(stepping, correction=correction)
         results = [self._step_one(one, norm, update=update) for one in stepping]
         return self._end(stepping, results, losses, norm)
 
-    def _unfuse_sparse(self) -> None:
-        for one in self.fused:
-            if any(param.grad is not None and param.grad.is_sparse for param in parameters_of(one)):
-                unfuse(one)
-                self.fused = tuple(other for other in self.fused if other is not one)
+    def _unfuse_misfits(self) -> None:
+        """Give an optimizer back to torch's default where the fused kernels cannot take its gradients or state."""
+        misfits = [one for one in self.fused if not fits_fused(one)]
+        for one in misfits:
+            unfuse(one)
+        if misfits:
+            self.fused = tuple(one for one in self.fused if all(one is not other for other in misfits))
 
     def _plan_update(self, stepping: Sequence[Optimizer], *, correction: float) -> ClippedUpdate | None:
         """On a CPU, the update group by group; None where torch's own sequence is to be taken."""

@@ -265,3 +265,59 @@ def test_sparse_gradients_are_stepped_as_before(precision):
     assert step(loss).stepped
     assert table.weight.tolist() == [[1, 1], [-1, -1], [1, 1], [1, 1]]
     assert step.fused == ()
+
+
+OWN_CHOICE = {
+    "adamw": lambda params, **options: torch.optim.AdamW(params, lr=0.1, **options),
+    "sgd": lambda params, **options: torch.optim.SGD(params, lr=0.1, momentum=0.9, **options),
+    "adagrad": lambda params, **options: torch.optim.Adagrad(params, lr=0.1, **options),
+}
+
+
+def image_weight(memory_format):
+    torch.manual_seed(0)
+    return torch.nn.Parameter(torch.randn(2, 3, 4, 4).contiguous(memory_format=memory_format))
+
+
+def step_with(optimizer, weight, grad, **options):
+    """One step whose gradient has the strides of ``grad``: a hook may set any."""
+    step = TrainStep(optimizer, precision="fp32", **options)
+    handle = weight.register_post_accumulate_grad_hook(lambda param: setattr(param, "grad", grad.clone()))
+    step((weight * 1.0).sum())
+    handle.remove()
+    return step
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("kind", list(OWN_CHOICE))
+def test_gradients_of_other_strides_are_stepped_right(kind, clip):
+    grad = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+    ours, theirs = image_weight(torch.channels_last), image_weight(torch.channels_last)
+    step = step_with(OWN_CHOICE[kind]([ours]), ours, grad, clip_grad_norm=clip)
+    assert step.fused == ()
+    step_with(OWN_CHOICE[kind]([theirs], foreach=True), theirs, grad, clip_grad_norm=clip)
+    assert torch.equal(ours, theirs)
+
+
+def test_a_model_that_changed_its_memory_format_after_the_state_was_made_is_stepped_right():
+    weights = [image_weight(torch.contiguous_format) for _ in range(2)]
+    for weight, options in zip(weights, ({}, {"foreach": True}), strict=True):
+        step = TrainStep(OWN_CHOICE["adamw"]([weight], **options), precision="fp32")
+        step((weight * weight).sum())
+        assert len(step.fused) == (not options)
+        weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+        step((weight * weight * weight).sum())
+        assert step.fused == ()
+    assert torch.allclose(*weights, rtol=1e-5)
+
+
+def test_a_dimension_of_one_element_may_have_any_stride():
+    weight = torch.nn.Parameter(torch.randn(4, 3, 1, 1).contiguous(memory_format=torch.channels_last))
+    step = step_with(OWN_CHOICE["adamw"]([weight]), weight, torch.randn(4, 3, 1, 1))
+    assert len(step.fused) == 1
+
+
+def test_a_step_the_script_replaced_is_left_alone():
+    optimizer = torch.optim.AdamW([one_param()])
+    optimizer.step = lambda *_: None
+    assert TrainStep(optimizer, precision="fp32").fused == ()
