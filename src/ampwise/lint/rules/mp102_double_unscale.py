@@ -175,6 +175,8 @@ def _is_done(start: Event, event: Event) -> bool:
 def _is_certain(file: SourceFile, reach: Reach) -> bool:
     """Whether the update is in the walked code, and the two mean the same optimizer and scaler."""
     scaler, goal = reach.start.scaler, at(reach.goal)
+    if reach.start.via is not None and reach.start.via is reach.goal.via and reach.start.node is not reach.goal.node:
+        return False  # two calls of one function, whose conditions need not have the same answers
     here = file.flow.events_in(reach.root)
     called = [event for one in here if one.callee is not None for event in file.flow.events_in(one.callee)]
     if not any(event.act is Act.UPDATE for event in (*here, *called)):

@@ -16,7 +16,10 @@ from ampwise.lint.tree import dotted
 from ampwise.records.finding import Example, Finding, Fix, Fixable, RuleInfo, Severity
 
 _BF16: Final = "torch.bfloat16"
-_ABOUT_DTYPE: Final = re.compile(r"bf16|bfloat|fp16|float16|half|dtype|precision|scaler", re.IGNORECASE)
+_ABOUT_DTYPE: Final = re.compile(
+    r"fp16|(?<!b)float16|half|dtype|precision|scaler|(not|!=).*(bf16|bfloat)", re.IGNORECASE
+)
+"""Of a condition that may well be false for bfloat16; ``use_bf16`` alone is not."""
 
 _STEP: Final = """
 scaler.scale(loss).backward()
@@ -50,6 +53,11 @@ INFO = RuleInfo(
             title="where the dtype may turn out to be bfloat16",
             source=_with("dtype", '"cuda", enabled=use_amp', _CHOICE),
             fixed=_with("dtype", '"cuda", enabled=dtype == torch.float16', _CHOICE),
+        ),
+        Example(
+            title="on for bfloat16 alone",
+            source=_with("torch.bfloat16", '"cuda", enabled=use_bf16', "    use_bf16 = model.use_bf16\n"),
+            fixed=_with("torch.bfloat16", '"cuda", enabled=False', "    use_bf16 = model.use_bf16\n"),
         ),
     ),
     good=(

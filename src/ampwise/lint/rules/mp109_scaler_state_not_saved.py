@@ -70,6 +70,33 @@ torch.save(checkpoint, "last.pt")
             ),
         ),
         Example(
+            title="whatever a setting called amp says",
+            source=after_loss(
+                """
+if config["amp"]:
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+else:
+    loss.backward()
+    optimizer.step()
+torch.save({"optimizer": None if i else optimizer.state_dict()}, "last.pt")
+"""
+            ),
+            fixed=after_loss(
+                """
+if config["amp"]:
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+else:
+    loss.backward()
+    optimizer.step()
+torch.save({"optimizer": None if i else optimizer.state_dict(), "scaler": scaler.state_dict()}, "last.pt")
+"""
+            ),
+        ),
+        Example(
             title="saved, but never loaded",
             source="""
 import torch
@@ -192,8 +219,8 @@ def _is_optimizer_state(file: SourceFile, value: ast.expr | None) -> bool:
         case ast.Call(func=ast.Attribute(attr="state_dict", value=owner)):
             place = (dotted(owner) or "").lower()
             return file.kinds.is_a(owner, Kind.OPTIMIZER) and "sched" not in place
-        case ast.IfExp(body=body):
-            return _is_optimizer_state(file, body)
+        case ast.IfExp(body=body, orelse=other):
+            return _is_optimizer_state(file, body) or _is_optimizer_state(file, other)
         case _:
             return False
 
@@ -210,7 +237,11 @@ def _not_saved(file: SourceFile, scalers: list[str]) -> Iterator[Finding]:
 
 def _has_scaler_key(file: SourceFile) -> bool:
     """Whether any checkpoint of the file is given or asked for something called after the scaler."""
-    keys: list[ast.expr | None] = [subscript.slice for subscript in file.tree.nodes(ast.Subscript)]
+    keys: list[ast.expr | None] = [
+        subscript.slice
+        for subscript in file.tree.nodes(ast.Subscript)
+        if isinstance(subscript.ctx, ast.Store) or "scaler" in ast.unparse(subscript.slice)
+    ]
     for literal in file.tree.nodes(ast.Dict):
         keys.extend(literal.keys)
     texts = [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]

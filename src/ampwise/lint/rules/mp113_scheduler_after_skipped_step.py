@@ -8,6 +8,7 @@ from typing import Final
 from ampwise.lint.events import Act, Event
 from ampwise.lint.guards import ALL_FRAMEWORKS
 from ampwise.lint.kinds import Confidence, Kind
+from ampwise.lint.loops import is_rare
 from ampwise.lint.protocol import at
 from ampwise.lint.rule import Rule
 from ampwise.lint.rules.snippets import after_loss
@@ -43,6 +44,25 @@ scaler.update()
 if scaler.get_scale() >= scale_before:
     scheduler.step()
 """),
+        ),
+        Example(
+            title="a function that does the step of one iteration",
+            source="""
+def step(scaler, optimizer, scheduler):
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    scheduler.step()
+""",
+            fixed="""
+def step(scaler, optimizer, scheduler):
+    scaler.step(optimizer)
+    scale_before = scaler.get_scale()
+    scaler.update()
+    optimizer.zero_grad()
+    if scaler.get_scale() >= scale_before:
+        scheduler.step()
+""",
         ),
     ),
     good=(
@@ -143,12 +163,14 @@ def _stops(_: Event, event: Event) -> bool:
 
 
 def _is_per_iteration(file: SourceFile, start: Event, goal: Event) -> bool:
-    """Whether both stand in the same loop, or the same function that is one iteration, and the schedule is no rarer."""
+    """Whether both stand in the same loop, or straight in the same function, and the schedule moves in every round."""
     first, second = at(start), at(goal)
-    if file.tree.loops(first)[:1] != file.tree.loops(second)[:1]:
+    loops = file.tree.loops(second)[:1]
+    if file.tree.loops(first)[:1] != loops or start.via is not goal.via:
         return False
-    hot, step = file.loops.hot(second), file.loops.hot(first)
-    return hot is not None and step is not None
+    around = set(file.tree.ancestors(first))
+    arms = [outer for outer in file.tree.ancestors(second) if isinstance(outer, ast.If) and outer not in around]
+    return not any(is_rare(arm.test) for arm in arms if loops == file.tree.loops(arm)[:1])
 
 
 def _is_asked(file: SourceFile, goal: Event) -> bool:
