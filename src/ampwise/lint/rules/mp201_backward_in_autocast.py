@@ -10,6 +10,7 @@ from ampwise.lint.regions import Region
 from ampwise.lint.rule import Rule
 from ampwise.lint.source import SourceFile, fix
 from ampwise.lint.torch_names import PYTHON
+from ampwise.lint.tree import FUNCTIONS
 from ampwise.records.finding import Example, Finding, Fix, Fixable, RuleInfo, Severity
 
 _HEAD: Final = """
@@ -71,6 +72,41 @@ def train_step(model, optimizer, x, y):
 """,
         ),
         Example(
+            title="in the arm with AMP alone: without it autocast is off",
+            source="""
+import torch
+
+def train(model, optimizer, scaler, loader, use_amp):
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", enabled=use_amp):
+            loss = model(x, y)
+            if use_amp:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                loss.backward()
+                optimizer.step()
+""",
+            fixed="""
+import torch
+
+def train(model, optimizer, scaler, loader, use_amp):
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", enabled=use_amp):
+            loss = model(x, y)
+        if use_amp:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            loss.backward()
+            optimizer.step()
+""",
+        ),
+        Example(
             title="before another forward, which must stay",
             source=_HEAD
             + """
@@ -128,6 +164,27 @@ def backward_and_step(scaler, optimizer, loss):
 """,
         ),
         Example(
+            title="the arm without AMP, where autocast is off",
+            source="""
+import torch
+
+def train(model, optimizer, scaler, loader, use_amp):
+    for x, y in loader:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", enabled=use_amp):
+            loss = model(x, y)
+            if not use_amp:
+                loss.backward()
+                optimizer.step()
+            else:
+                torch.cuda.nvtx.mark("backward follows")
+        if use_amp:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+""",
+        ),
+        Example(
             title="a method that is only called backward",
             source="""
 import torch
@@ -158,7 +215,7 @@ def check(file: SourceFile) -> Iterator[Finding]:
         region = file.regions.autocast(event.node)
         if region is None:
             continue
-        if event.act is Act.BACKWARD and _is_backward(file, event):
+        if event.act is Act.BACKWARD and _is_backward(file, event) and not _is_other_arm(file, event, region):
             message = f"{ast.unparse(event.node)} runs under {region.name}: end the block after the loss"
             yield file.finding(INFO, event.node, message, fix=_fix(file, event, region))
         elif event.act is Act.CALL and _holds_backward(file, event):
@@ -176,6 +233,35 @@ def _is_backward(file: SourceFile, event: Event) -> bool:
         return True
     is_method = event.loss in {"self", "cls"} or ast.unparse(owner).startswith("super(")
     return not call.args and not is_method and file.kinds.of(owner).kind is Kind.UNKNOWN
+
+
+def _is_other_arm(file: SourceFile, event: Event, region: Region) -> bool:
+    """Whether the scaled backward stands in the other arm of an `if`, and the region may be off in this one."""
+    is_direct = isinstance(region.node, FUNCTIONS) or any(one.context_expr is region.call for one in region.node.items)
+    if event.is_scaled or (region.enabled is True and is_direct):
+        return False
+    child: ast.AST = event.node
+    for outer in file.tree.ancestors(event.node):
+        if outer is region.node:
+            return False
+        if isinstance(outer, ast.If):
+            if _is_negated(outer.test, region.condition) and child in outer.body:
+                return True
+            other = outer.orelse if child in outer.body else outer.body
+            scaled = (one for statement in other for one in file.flow.events_in(statement))
+            if any(one.act is Act.BACKWARD and one.is_scaled for one in scaled):
+                return True
+        child = outer
+    return False
+
+
+def _is_negated(test: ast.expr, condition: ast.expr | None) -> bool:
+    """Whether ``test`` says that ``condition`` does not hold."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=inner) if condition is not None:
+            return ast.unparse(inner) == ast.unparse(condition)
+        case _:
+            return False
 
 
 def _holds_backward(file: SourceFile, event: Event) -> bool:

@@ -26,6 +26,16 @@ def forward(model, x):
     return model(x)
 """,
         ),
+        Example(
+            title="`and` between two contexts, of which only the last is entered",
+            source="""
+import torch
+
+def forward(model, x):
+    with torch.autocast("cuda") and torch.no_grad():
+        return model(x)
+""",
+        ),
     ),
     good=(
         Example(
@@ -69,7 +79,16 @@ def test_refused():
 
 
 def check(file: SourceFile) -> Iterator[Finding]:
-    """Every statement that is a bare construction of autocast."""
+    """Every autocast that is a bare statement, or loses against what follows an `and`."""
+    for item in file.tree.nodes(ast.withitem):
+        match item.context_expr:
+            case ast.BoolOp(op=ast.And(), values=[*firsts, last]):
+                for one in firsts:
+                    if isinstance(one, ast.Call) and file.names.resolve(one.func) in AUTOCASTS:
+                        message = f"`and` enters only {ast.unparse(last)}: write a comma"
+                        yield file.finding(INFO, one, message)
+            case _:
+                continue
     for statement in file.tree.nodes(ast.Expr):
         call = statement.value
         if not isinstance(call, ast.Call) or file.names.resolve(call.func) not in AUTOCASTS:

@@ -5,8 +5,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from ampwise.lint.loops import Hot
 from ampwise.lint.rule import Rule
 from ampwise.lint.source import SourceFile, fix
+from ampwise.lint.tree import LOOPS
 from ampwise.records.finding import Example, Finding, Fixable, RuleInfo, Severity
 
 _LOOP: Final = """
@@ -113,13 +115,19 @@ def check(file: SourceFile) -> Iterator[Finding]:
         if not _EMPTIES.fullmatch(file.names.resolve(call.func) or ""):
             continue
         hot = file.loops.hot(call)
-        if hot is None or _is_rescue(file, call):
+        if hot is None or _is_rescue(file, call) or _has_own_loop(file, hot):
             continue
         statement = file.tree.statement(call)
         is_alone = isinstance(statement, ast.Expr) and statement.value is call
         edit = fix(file.edit.delete(statement), safe=True) if is_alone else None
         message = f"{ast.unparse(call.func)}() runs in every iteration of {hot.label}"
         yield file.finding(INFO, call, message, fix=edit, group=hot.label)
+
+
+def _has_own_loop(file: SourceFile, hot: Hot) -> bool:
+    """Whether the function taken for an iteration loops itself, and may be the whole training."""
+    function = hot.function
+    return hot.loop is None and function is not None and any(file.tree.inside(function, *LOOPS))
 
 
 def _is_rescue(file: SourceFile, call: ast.Call) -> bool:
