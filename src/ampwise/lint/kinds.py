@@ -2,13 +2,13 @@
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from enum import IntEnum, StrEnum
+from dataclasses import replace
 from functools import cached_property
 from typing import Final
 
 from ampwise.lint.names import Binding, Bound, Names
 from ampwise.lint.torch_names import (
+    CONTAINERS,
     CREATORS,
     HALVES,
     LOADER_WORD,
@@ -30,55 +30,17 @@ from ampwise.lint.torch_names import (
     WRAPPERS,
 )
 from ampwise.lint.tree import Tree, dotted
-
-
-class Kind(StrEnum):
-    """The kinds the rules speak of."""
-
-    SCALER = "scaler"
-    OPTIMIZER = "optimizer"
-    SCHEDULER = "scheduler"
-    MODULE = "module"
-    LOSS_FUNCTION = "loss function"
-    LOADER = "loader"
-    TENSOR = "tensor"
-    NUMBER = "number"
-    """Anything of plain Python or numpy: no device is waited for."""
-    UNKNOWN = "unknown"
-
-
-class Confidence(IntEnum):
-    """What a kind is known from; higher is surer."""
-
-    NONE = 0
-    NAME = 1
-    """The variable is called so."""
-    USE = 2
-    """Only that kind has the methods called on it."""
-    MADE = 3
-    """It was seen being constructed or computed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
-    """What is known of an expression's value; None means unknown."""
-
-    kind: Kind = Kind.UNKNOWN
-    confidence: Confidence = Confidence.NONE
-    origin: str | None = None
-    """The dotted name of the constructor or function that made it."""
-    call: ast.Call | None = None
-    """The call that made it."""
-    on_device: bool | None = None
-    """Of a tensor: computed on, or moved to, the training device; False: on the CPU on purpose."""
-    is_half: bool | None = None
-    """Of a tensor or module: explicitly float16."""
-    has_graph: bool | None = None
-    """Of a tensor: keeps the autograd graph that made it."""
-
-
-UNKNOWN: Final = Value()
-NUMBER: Final = Value(kind=Kind.NUMBER, confidence=Confidence.MADE)
+from ampwise.lint.values import (
+    NUMBER,
+    UNKNOWN,
+    Confidence,
+    Kind,
+    Value,
+    is_cpu,
+    is_method,
+    mixed,
+    tensor_arguments,
+)
 
 _NAMED: Final = (
     (SCALER_WORD, Kind.SCALER),
@@ -151,7 +113,7 @@ class Kinds:
         values = [self.of(part) for part in parts]
         tensors = [value for value in values if value.kind is Kind.TENSOR]
         if tensors:
-            return _mixed(tensors)
+            return mixed(tensors)
         return NUMBER if all(value.kind is Kind.NUMBER for value in values) else UNKNOWN
 
     # ---- names
@@ -189,6 +151,8 @@ class Kinds:
 
     def _iterated(self, bound: Binding, value: Value) -> Value:
         """An element of what a loop runs over; a loader's batches are on the CPU."""
+        if bound.index == 0 and isinstance(bound.value, ast.Call) and is_method(bound.value, "items"):
+            return NUMBER
         if value.kind is Kind.LOADER:
             return Value(kind=Kind.TENSOR, confidence=Confidence.USE, on_device=False, has_graph=False)
         if isinstance(bound.value, ast.Call):
@@ -207,12 +171,12 @@ class Kinds:
         before = self.of(earlier[0].value) if earlier and earlier[0].value is not None else UNKNOWN
         tensors = [value for value in (before, added) if value.kind is Kind.TENSOR]
         if tensors:
-            return _mixed(tensors)
+            return mixed(tensors)
         return added if added.kind is Kind.NUMBER else before
 
     def _named(self, expression: ast.expr, bound: Binding | None) -> Value:
         """A guess from the name alone."""
-        if bound is not None and bound.how in {Bound.IMPORT, Bound.FUNCTION, Bound.CLASS}:
+        if bound is not None and self._is_something_else(bound):
             return UNKNOWN
         name = (dotted(expression) or "").rpartition(".")[2].partition("[")[0].lstrip("_")
         for pattern, kind in _NAMED:
@@ -221,6 +185,20 @@ class Kinds:
                     return Value(kind=kind, confidence=Confidence.NAME, on_device=True, has_graph=True)
                 return Value(kind=kind, confidence=Confidence.NAME)
         return UNKNOWN
+
+    def _is_something_else(self, bound: Binding) -> bool:
+        """Whether a name's binding tells that it is not what it is called: a container, a meter, a function."""
+        if bound.how in {Bound.IMPORT, Bound.FUNCTION, Bound.CLASS}:
+            return True
+        if bound.how is not Bound.ASSIGN or bound.index is not None:
+            return False
+        if isinstance(bound.value, ast.Call):
+            name = self._names.resolve(bound.value.func) or ""
+            last = name.rpartition(".")[2]
+            return name in CONTAINERS or (
+                last[:1].isupper() and last.endswith(("Meter", "Average", "Metric", "Tracker"))
+            )
+        return isinstance(bound.value, ast.List | ast.Dict | ast.Tuple | ast.ListComp | ast.DictComp | ast.Set)
 
     def _used(self, expression: ast.expr) -> Value:
         """The kind that the methods called on the same name in the file give away."""
@@ -296,6 +274,8 @@ class Kinds:
         if name in PYTHON or name.startswith(("math.", "numpy.", "time.", "os.", "random.", "np.")):
             return NUMBER
         head, _, last = name.rpartition(".")
+        if head == "torch" and last.startswith(("is_", "numel", "get_", "typename")):
+            return NUMBER
         if head == "torch" and last in CREATORS:
             return self._created(call, name)
         if head == "torch.nn.functional" or (head == "torch" and last.islower() and self._has_tensor(call)):
@@ -335,7 +315,7 @@ class Kinds:
         return None
 
     def _has_tensor(self, call: ast.Call) -> bool:
-        return any(self.of(argument).kind is Kind.TENSOR for argument in _tensor_arguments(call))
+        return any(self.of(argument).kind is Kind.TENSOR for argument in tensor_arguments(call))
 
     def _created(self, call: ast.Call, name: str) -> Value:
         keywords = {keyword.arg: keyword.value for keyword in call.keywords}
@@ -345,18 +325,18 @@ class Kinds:
             confidence=Confidence.MADE,
             origin=name,
             call=call,
-            on_device=device is not None and not _is_cpu(device),
+            on_device=device is not None and not is_cpu(device),
             is_half=self.is_half_dtype(keywords.get("dtype")) or name.endswith("HalfTensor"),
             has_graph=False,
         )
 
     def _function(self, call: ast.Call, name: str) -> Value:
         """The value of a function of torch: on the device of its arguments."""
-        values = [self.of(argument) for argument in _tensor_arguments(call)]
+        values = [self.of(argument) for argument in tensor_arguments(call)]
         tensors = [value for value in values if value.kind is Kind.TENSOR]
         if not tensors:
             return Value(kind=Kind.TENSOR, confidence=Confidence.USE, origin=name, call=call)
-        value = replace(_mixed(tensors), origin=name, call=call, confidence=Confidence.MADE)
+        value = replace(mixed(tensors), origin=name, call=call, confidence=Confidence.MADE)
         return replace(value, has_graph=False) if self.is_under_no_grad(call) else value
 
     def _method(self, call: ast.Call, function: ast.Attribute) -> Value:
@@ -402,7 +382,7 @@ class Kinds:
         """Where ``.to(...)`` moves a tensor: True to a device; None where it only changes the dtype."""
         targets = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "device")]
         for target in targets:
-            if _is_cpu(target):
+            if is_cpu(target):
                 return False
             name = self._names.resolve(target)
             if name is None or not name.startswith("torch.") or name.startswith("torch.device"):
@@ -466,34 +446,3 @@ class Kinds:
         if name != "torch.set_grad_enabled" or call is None or not call.args:
             return False
         return isinstance(call.args[0], ast.Constant) and call.args[0].value is False
-
-
-def _tensor_arguments(call: ast.Call) -> list[ast.expr]:
-    found: list[ast.expr] = []
-    for argument in call.args:
-        found.extend(argument.elts if isinstance(argument, ast.Tuple | ast.List) else [argument])
-    return [*found, *(keyword.value for keyword in call.keywords if keyword.arg in {"input", "target", "tensors"})]
-
-
-def _mixed(tensors: list[Value]) -> Value:
-    """What an operator on these tensors yields."""
-    devices = [value.on_device for value in tensors]
-    graphs = [value.has_graph for value in tensors]
-    halves = {value.is_half for value in tensors}
-    return Value(
-        kind=Kind.TENSOR,
-        confidence=max(value.confidence for value in tensors),
-        on_device=True if True in devices else None if None in devices else False,
-        is_half=halves.pop() if len(halves) == 1 else None,
-        has_graph=True if True in graphs else None if None in graphs else False,
-    )
-
-
-def _is_cpu(expression: ast.expr) -> bool:
-    match expression:
-        case ast.Constant(value=str() as text):
-            return text.startswith("cpu")
-        case ast.Call(func=ast.Attribute(attr="device"), args=[ast.Constant(value=str() as text), *_]):
-            return text.startswith("cpu")
-        case _:
-            return False

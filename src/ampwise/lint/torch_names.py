@@ -20,9 +20,7 @@ HALVES: Final = frozenset({"torch.float16", "torch.half", "torch.HalfTensor", "t
 
 MODULE_METHODS: Final = frozenset("to cuda cpu half float double bfloat16 train eval requires_grad_ apply".split())
 """Methods that return their module."""
-TO_NUMBER: Final = frozenset(
-    "item tolist numpy size dim numel nelement stride get_device data_ptr keys values items".split()
-)
+TO_NUMBER: Final = frozenset("item tolist numpy size dim numel nelement stride get_device data_ptr keys".split())
 """Methods of a tensor that return no tensor."""
 NUMBER_ATTRIBUTES: Final = frozenset("shape dtype device ndim itemsize requires_grad is_cuda layout names".split())
 SAME_DEVICE: Final = frozenset("data grad T mT H real imag values indices logits loss".split())
@@ -37,6 +35,9 @@ PYTHON: Final = frozenset(
     "enumerate zip open print input getattr hasattr any all".split()
 )
 """Built-in functions that return no tensor."""
+CONTAINERS: Final = frozenset(
+    "list dict set tuple collections.defaultdict collections.deque collections.Counter".split()
+)
 WRAPPERS: Final = frozenset(
     "torch.compile torch.jit.script torch.nn.DataParallel torch.nn.parallel.DataParallel copy.deepcopy "
     "torch.nn.parallel.DistributedDataParallel torch.distributed.fsdp.FullyShardedDataParallel "
@@ -55,4 +56,8 @@ MODULE_WORD: Final = re.compile(
     r"(?!(get|load|build|create|make|init|setup|set|prepare|save|wrap|define|compile|convert|new|clone|resume)_)"
     r"(\w+_)?(model|net|network|backbone|encoder|decoder|generator|discriminator)(_\w+)?|net[DG]"
 )
-LOSS_WORD: Final = re.compile(r"(\w+_)?loss(es)?(_\w+)?|loss_?[A-Z]\w*|err[DG]")
+LOSS_WORD: Final = re.compile(
+    r"(?!\w*_(scale|scaler|mode|type|weights?|w|fn|func|name|names|keys?|coe?f\w*|dict|list|log|logger|meter|history|hist|"
+    r"avg|str|config|cfg|alpha|ratio|lambda|interval|freq|file|path|kwargs|args|every|reduction)$)"
+    r"((\w+_)?loss(es)?(_\w+)?|loss_?[A-Z]\w*|err[DG])"
+)

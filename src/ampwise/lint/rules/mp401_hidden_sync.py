@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ampwise.lint.events import Act
-from ampwise.lint.kinds import Confidence, Kind, Value
+from ampwise.lint.kinds import Confidence, Kind
 from ampwise.lint.loops import Hot
 from ampwise.lint.rule import Rule
 from ampwise.lint.source import SourceFile
@@ -51,6 +51,18 @@ INFO = RuleInfo(
         print(f"{i}: {loss}")
 """,
             num_findings=3,
+        ),
+        Example(
+            title="metrics, a dictionary of losses, a formatted message",
+            source=_STEP
+            + """
+        correct = (model(x).argmax(1) == y).sum().item()
+        losses = model(x, y)
+        shown = {k: v.item() for k, v in losses.items()}
+        print(("%d: " + "%.3f" * 2) % (i, *loss))
+        scores = loss.detach().to("cpu")
+""",
+            num_findings=4,
         ),
         Example(
             title="in a function that the loop calls",
@@ -102,6 +114,18 @@ def evaluate(model, loader, criterion):
 """,
         ),
         Example(
+            title="names that only sound like tensors",
+            source=_STEP
+            + """
+        losses = []
+        loss_meter = AverageMeter()
+        if losses and args.loss_scale:
+            print(f"{losses} {loss_meter} {args.loss_type}")
+        if loss_scale_mode:
+            continue
+""",
+        ),
+        Example(
             title="rebound to a number",
             source=_STEP
             + """
@@ -138,8 +162,13 @@ def _reads(file: SourceFile) -> Iterator[tuple[ast.expr, ast.expr]]:
             yield call, tensor
     for node in file.tree.nodes(ast.If, ast.While, ast.Assert, ast.IfExp):
         for test in _conditions(node.test):
-            if _read_by_call(file, test) is None and _is_on_device(file, test):
+            if _read_by_call(file, test) is None and _is_on_device(file, test, at_least=Confidence.USE):
                 yield test, test
+    for filled in file.tree.nodes(ast.BinOp):
+        if isinstance(filled.op, ast.Mod) and _is_text(filled.left):
+            tensor = next((one for one in _elements(filled.right) if _is_on_device(file, one)), None)
+            if tensor is not None:
+                yield tensor, tensor
     for value in file.tree.nodes(ast.FormattedValue):
         if _is_on_device(file, value.value):
             yield value.value, value.value
@@ -149,6 +178,8 @@ def _read_by_call(file: SourceFile, call: ast.expr) -> ast.expr | None:
     match call:
         case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if attr in _METHODS:
             return owner if _is_on_device(file, owner) else None
+        case ast.Call(func=ast.Attribute(value=owner, attr="to")) if _is_on_device(file, owner):
+            return owner if file.kinds.of(call).on_device is False else None
         case ast.Call(func=ast.Attribute(attr="get_scale", value=owner)):
             return owner if file.kinds.is_a(owner, Kind.SCALER) else None
         case ast.Call(func=ast.Attribute(attr=attr), args=arguments) if attr in _WRITERS:
@@ -157,6 +188,22 @@ def _read_by_call(file: SourceFile, call: ast.expr) -> ast.expr | None:
             return next((one for one in arguments if _is_on_device(file, one)), None)
         case _:
             return None
+
+
+def _is_text(expression: ast.expr) -> bool:
+    match expression:
+        case ast.Constant(value=str()) | ast.JoinedStr():
+            return True
+        case ast.BinOp(left=left):
+            return _is_text(left)
+        case _:
+            return False
+
+
+def _elements(filling: ast.expr) -> Iterator[ast.expr]:
+    """What is put into ``"%s %s" % (a, *b)``."""
+    for element in filling.elts if isinstance(filling, ast.Tuple) else [filling]:
+        yield element.value if isinstance(element, ast.Starred) else element
 
 
 def _conditions(test: ast.expr) -> Iterator[ast.expr]:
@@ -170,9 +217,9 @@ def _conditions(test: ast.expr) -> Iterator[ast.expr]:
             yield test
 
 
-def _is_on_device(file: SourceFile, expression: ast.expr) -> bool:
-    value: Value = file.kinds.of(expression)
-    return value.kind is Kind.TENSOR and value.on_device is True and value.confidence >= Confidence.NAME
+def _is_on_device(file: SourceFile, expression: ast.expr, *, at_least: Confidence = Confidence.NAME) -> bool:
+    value = file.kinds.of(expression)
+    return value.kind is Kind.TENSOR and value.on_device is True and value.confidence >= at_least
 
 
 def _is_evaluation(file: SourceFile, node: ast.expr) -> bool:
