@@ -27,11 +27,11 @@ class FusedGroup:
 
     Attributes:
         params: those with a gradient.
-        step: steps a slice of them.
+        step: steps a slice of them; with a 0-dim ``grad_scale`` the kernel divides the gradients by it first.
     """
 
     params: list[Tensor]
-    step: Callable[[slice], None]
+    step: Callable[[slice, Tensor | None], None]
 
 
 def fuse(optimizer: Optimizer) -> bool:
@@ -156,7 +156,7 @@ def _adam_group(optimizer: Any, group: dict[str, Any]) -> FusedGroup:
     optimizer._init_group(group, *lists)
     beta1, beta2 = group["betas"]
 
-    def step(part: slice) -> None:
+    def step(part: slice, grad_scale: Tensor | None) -> None:
         params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps = (one[part] for one in lists)
         adam(
             params,
@@ -166,6 +166,7 @@ def _adam_group(optimizer: Any, group: dict[str, Any]) -> FusedGroup:
             max_exp_avg_sqs,
             state_steps,
             fused=True,
+            grad_scale=grad_scale,
             decoupled_weight_decay=group["decoupled_weight_decay"],
             amsgrad=group["amsgrad"],
             beta1=beta1,
@@ -185,13 +186,14 @@ def _sgd_group(optimizer: Any, group: dict[str, Any]) -> FusedGroup:
     momenta: list[Tensor | None] = []
     optimizer._init_group(group, params, grads, momenta)
 
-    def step(part: slice) -> None:
+    def step(part: slice, grad_scale: Tensor | None) -> None:
         slots = momenta[part]
         sgd(
             params[part],
             grads[part],
             slots,
             fused=True,
+            grad_scale=grad_scale,
             has_sparse_grad=False,
             weight_decay=group["weight_decay"],
             momentum=group["momentum"],

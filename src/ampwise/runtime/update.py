@@ -40,11 +40,13 @@ class ClippedUpdate:
 
     Attributes:
         norm: of all unscaled gradients together, 0-dim.
-        factor: what every gradient is multiplied by; None leaves them as they are.
+        factor: what every gradient is multiplied by; None where nothing is clipped.
+        grad_scale: what the kernel divides the gradients by where nothing is clipped; None is 1.
     """
 
     norm: Tensor
-    factor: Tensor | None
+    factor: Tensor | None = None
+    grad_scale: Tensor | None = None
 
     @classmethod
     @torch.no_grad()
@@ -71,19 +73,21 @@ class ClippedUpdate:
         if not bool(norm < LARGEST_SURE_NORM):
             return None
         clip = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)  # as clip_grad_norm_ takes it
+        if bool(clip == 1.0):
+            return cls(norm=norm, grad_scale=None if scale == 1.0 else torch.tensor(scale))
         factor = clip * (1.0 / scale)
-        if bool(factor < SMALLEST_USEFUL_SCALE):
-            return None
-        return cls(norm=norm, factor=None if bool(factor == 1.0) else factor)
+        return None if bool(factor < SMALLEST_USEFUL_SCALE) else cls(norm=norm, factor=factor)
 
     @torch.no_grad()
     def step(self, optimizer: Optimizer) -> None:
         """Scale the optimizer's gradients and step it."""
         for group in fused_groups(optimizer):
+            if self.factor is None:
+                group.step(slice(None), self.grad_scale)
+                continue
             for part in slices(group.params, num_bytes=GROUP_BYTES):
-                if self.factor is not None:
-                    multiply_gradients_(group.params[part], self.factor)
-                group.step(part)
+                multiply_gradients_(group.params[part], self.factor)
+                group.step(part, None)
         mark_stepped(optimizer)
 
 
