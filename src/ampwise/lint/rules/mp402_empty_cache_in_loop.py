@@ -125,9 +125,11 @@ def check(file: SourceFile) -> Iterator[Finding]:
 
 
 def _has_own_loop(file: SourceFile, hot: Hot) -> bool:
-    """Whether the function taken for an iteration loops itself, and may be the whole training."""
-    function = hot.function
-    return hot.loop is None and function is not None and any(file.tree.inside(function, *LOOPS))
+    """Whether the function taken for an iteration loops, or calls one that does, and may be the whole training."""
+    if hot.loop is not None or hot.function is None:
+        return False
+    called = [event.callee for event in file.flow.events_in(hot.function) if event.callee is not None]
+    return any(loop for function in (hot.function, *called) for loop in file.tree.inside(function, *LOOPS))
 
 
 def _is_rescue(file: SourceFile, call: ast.Call) -> bool:
