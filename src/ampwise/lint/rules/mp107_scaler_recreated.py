@@ -183,7 +183,7 @@ def check(file: SourceFile) -> Iterator[Finding]:
             continue
         loop = _training_loop(file, call)
         if loop is not None:
-            is_batch = loop in file.loops.training
+            is_batch = file.tree.loops(call)[0] in file.loops.training
             yield file.finding(
                 INFO,
                 call,

@@ -26,6 +26,7 @@ scaler.scale(loss).backward()
 scaler.step(optimizer)
 scaler.update()
 """
+_EVALUATION: Final = re.compile(r"(?!.*(train|fit|step)).*(eval|valid|test|infer|sample|predict|generate)")
 
 
 def _with(dtype: str, scaler: str, head: str = "") -> str:
@@ -147,7 +148,7 @@ def _training_regions(file: SourceFile) -> list[Region]:
 
 def _is_no_grad(file: SourceFile, region: Region) -> bool:
     function = file.tree.function(region.node)
-    in_evaluation = function is not None and re.search(r"eval|valid|test|infer|sample|predict|generate", function.name)
+    in_evaluation = function is not None and _EVALUATION.match(function.name)
     return bool(in_evaluation) or any(file.kinds.is_under_no_grad(statement) for statement in region.node.body[:1])
 
 
