@@ -106,12 +106,9 @@ def _may_update(file: SourceFile, call: ast.Call) -> bool:
         return True
     if any(isinstance(argument, ast.Name) and argument.id == "self" for argument in call.args):
         return True
+    owner = file.tree.class_(call)
     is_own = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in {"self", "cls"}
-    return (
-        is_own and file.names.function(call) is None and bool(list(file.names.bases(owner)))
-        if (owner := file.tree.class_(call)) is not None
-        else False
-    )
+    return is_own and file.names.function(call) is None and owner is not None and any(file.names.bases(owner))
 
 
 def _fix(file: SourceFile, event: Event) -> Fix | None:

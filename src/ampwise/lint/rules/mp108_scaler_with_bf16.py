@@ -7,6 +7,7 @@ from typing import Final
 
 from ampwise.lint.events import Act
 from ampwise.lint.guards import TRAINERS
+from ampwise.lint.names import Bound
 from ampwise.lint.protocol import constructions
 from ampwise.lint.regions import Region, argument
 from ampwise.lint.rule import Rule
@@ -35,6 +36,12 @@ def _with(dtype: str, scaler: str, head: str = "") -> str:
 
 
 _CHOICE: Final = "    dtype = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16\n"
+_ARMS: Final = """\
+    if use_amp == "bf16":
+        dtype = torch.bfloat16
+    else:
+        dtype = torch.float16
+"""
 
 INFO = RuleInfo(
     id="MP108",
@@ -54,6 +61,11 @@ INFO = RuleInfo(
             title="where the dtype may turn out to be bfloat16",
             source=_with("dtype", '"cuda", enabled=use_amp', _CHOICE),
             fixed=_with("dtype", '"cuda", enabled=dtype == torch.float16', _CHOICE),
+        ),
+        Example(
+            title="where the arms of an `if` choose the dtype",
+            source=_with("dtype", '"cuda"', _ARMS),
+            fixed=_with("dtype", '"cuda", enabled=dtype == torch.float16', _ARMS),
         ),
         Example(
             title="on for bfloat16 alone",
@@ -130,9 +142,15 @@ def _is_scaling(file: SourceFile) -> bool:
     for event in file.flow.events:
         if event.act is Act.BACKWARD and event.is_scaled:
             tests = [outer.test for outer in file.tree.ancestors(event.node) if isinstance(outer, ast.If)]
-            if not any(_ABOUT_DTYPE.search(_meaning(file, test)) for test in tests):
+            if not any(_ABOUT_DTYPE.search(_meaning(file, test)) and not _is_about_fp32(test) for test in tests):
                 return True
     return False
+
+
+def _is_about_fp32(test: ast.expr) -> bool:
+    """Whether a condition only parts fp32 from the rest: ``dtype == torch.float32``."""
+    text = ast.unparse(test)
+    return bool(re.search(r"float32|fp32", text)) and not re.search(r"16|half", text)
 
 
 def _training_regions(file: SourceFile) -> list[Region]:
@@ -157,11 +175,15 @@ def _dtypes(file: SourceFile, region: Region) -> set[str]:
     if region.dtype in {_BF16, "torch.float16"}:
         return {region.dtype}
     given = argument(region.call, "dtype", 1)
-    bound = file.names.latest(given) if given is not None else None
-    value = bound.value if bound is not None else given
-    if not isinstance(value, ast.IfExp):
+    bound = file.names.lookup(given) if given is not None else []
+    values = [one.value for one in bound if one.how is Bound.ASSIGN] if bound else [given]
+    if len(values) < len(bound):
         return set()
-    return {file.names.resolve(arm) or "" for arm in (value.body, value.orelse)}
+    arms = [
+        arm for value in values for arm in ((value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,))
+    ]
+    found = {file.names.resolve(arm) or "" for arm in arms}
+    return found if len(arms) > 1 and "" not in found else set()
 
 
 def _fix(file: SourceFile, call: ast.Call, region: Region, *, is_always: bool) -> Fix | None:
