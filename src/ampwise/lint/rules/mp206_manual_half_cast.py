@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from ampwise.lint.guards import TRAINERS
+from ampwise.lint.guards import TRAINERS, is_unit_test
 from ampwise.lint.kinds import Kind
 from ampwise.lint.names import Bound
 from ampwise.lint.rule import Rule
@@ -117,6 +117,16 @@ def train(model, optimizer, scaler, loader, criterion, use_deepspeed):
             + _STEP,
         ),
         Example(
+            title="a unit test of what a model does with float16",
+            source="""
+import torch
+
+def test_half_input(model, x):
+    with torch.autocast("cuda"):
+        assert model(x.half()).dtype == torch.float16
+""",
+        ),
+        Example(
             title="no autocast",
             source="""
 import torch
@@ -136,7 +146,12 @@ def check(file: SourceFile) -> Iterator[Finding]:
         if file.kinds.of(call.func).kind not in {Kind.MODULE, Kind.LOSS_FUNCTION}:
             continue
         region = file.regions.autocast(call)
-        if region is None or file.kinds.is_under_no_grad(call) or file.kinds.of(call.func).is_half:
+        if (
+            region is None
+            or is_unit_test(file.tree, call)
+            or file.kinds.is_under_no_grad(call)
+            or file.kinds.of(call.func).is_half
+        ):
             continue
         for argument in [*call.args, *(keyword.value for keyword in call.keywords)]:
             cast = _cast(file, argument, call)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ampwise.lint.events import Act
+from ampwise.lint.guards import is_unit_test
 from ampwise.lint.kinds import Kind
 from ampwise.lint.names import Binding, Bound
 from ampwise.lint.rule import Rule
@@ -136,6 +137,25 @@ def train(models, optimizers, loader, criterion):
 """,
         ),
         Example(
+            title="in the first iteration alone",
+            source=_LOOP.replace("for x, y in loader", "for step, (x, y) in enumerate(loader)")
+            + """
+        if step == 0:
+            losses.append(loss)
+    return losses
+""",
+        ),
+        Example(
+            title="a unit test of a few steps",
+            source=_LOOP.replace("def train", "def test_loss_falls")
+            .replace(", loader", ", batches")
+            .replace("loader", "batches")
+            + """
+        losses.append(loss)
+    assert losses[-1] < losses[0]
+""",
+        ),
+        Example(
             title="made a number before",
             source=_LOOP
             + """
@@ -200,10 +220,10 @@ _EMPTIES: Final = frozenset({"clear", "pop", "popleft", "backward"})
 def check(file: SourceFile) -> Iterator[Finding]:
     """Every loss with a graph that is added to what was made before the training loop."""
     for loop in file.loops.training:
-        if _is_over_optimizers(file, loop):
+        if _is_over_optimizers(file, loop) or is_unit_test(file.tree, loop):
             continue
         for node in file.tree.inside(loop, ast.AugAssign, ast.Assign, ast.Call):
-            if loop not in file.tree.loops(node):
+            if loop not in file.tree.loops(node) or _is_once(file, node, loop):
                 continue
             kept = _kept(node)
             if kept is None or not _has_graph(file, kept[1], loop) or not _outlives(file, kept[0], loop):
@@ -220,6 +240,19 @@ def _is_over_optimizers(file: SourceFile, loop: Loop) -> bool:
     names = {name.id for name in file.tree.inside(loop.target, ast.Name)}
     steps = [event.optimizer or "" for event in file.flow.events_in(loop) if event.act is Act.STEP]
     return any(place.partition(".")[0].partition("[")[0] in names for place in steps)
+
+
+def _is_once(file: SourceFile, node: ast.AST, loop: Loop) -> bool:
+    """Whether an `if` in the loop lets only one iteration through: ``if step == 0``."""
+    for outer in file.tree.ancestors(node):
+        if outer is loop:
+            return False
+        match outer:
+            case ast.If(test=ast.Compare(ops=[ast.Eq()], comparators=[ast.Constant()])):
+                return True
+            case _:
+                continue
+    return False
 
 
 def _kept(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:

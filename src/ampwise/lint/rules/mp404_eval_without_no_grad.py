@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ampwise.lint.events import Act
-from ampwise.lint.guards import TRAINERS
+from ampwise.lint.guards import TRAINERS, is_unit_test
 from ampwise.lint.rule import Rule
 from ampwise.lint.source import SourceFile, fix
 from ampwise.lint.tree import Function, Loop, dotted
@@ -224,9 +224,9 @@ def _is_guarded(file: SourceFile, root: ast.Module | Function) -> bool:
     """Whether gradients are wanted in ``root``, or switched off around it."""
     if isinstance(root, ast.Module):
         return any(word in file.text.text for word in _WORDS)
+    if is_unit_test(file.tree, root.body[0]):
+        return True
     text = ast.unparse(root)
-    if root.name.startswith("test_") and "loader" not in text:
-        return True  # a unit test of the model: nothing large is kept
     if any(word in text.lower() for word in _WORDS):
         return True
     if any("grad" in ast.unparse(one) for one in file.tree.ancestors(root) if isinstance(one, ast.FunctionDef)):
