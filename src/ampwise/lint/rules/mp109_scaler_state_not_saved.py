@@ -7,10 +7,12 @@ from typing import Final, TypeAlias
 
 from ampwise.lint.guards import TRAINERS
 from ampwise.lint.kinds import Confidence, Kind
+from ampwise.lint.names import Bound
 from ampwise.lint.protocol import constructions
 from ampwise.lint.rule import Rule
 from ampwise.lint.rules.snippets import after_loss
 from ampwise.lint.source import SourceFile, fix
+from ampwise.lint.torch_names import SCALERS
 from ampwise.lint.tree import dotted
 from ampwise.records.finding import Example, Finding, Fix, Fixable, RuleInfo, Severity
 
@@ -95,6 +97,10 @@ else:
 torch.save({"optimizer": None if i else optimizer.state_dict(), "scaler": scaler.state_dict()}, "last.pt")
 """
             ),
+        ),
+        Example(
+            title="a scaler that may not be there: no fix is offered",
+            source=_saving("").replace('GradScaler("cuda")', 'GradScaler("cuda") if use_amp else None'),
         ),
         Example(
             title="saved, but never loaded",
@@ -299,9 +305,27 @@ def _visible(file: SourceFile, scalers: list[str], node: ast.expr) -> str | None
     return next((name for name in scalers if file.names.visible(name, node)), None)
 
 
+def _is_always_made(file: SourceFile, scaler: str, node: ast.expr) -> bool:
+    """Whether the scaler certainly is one at ``node``, and not None or unbound under some condition."""
+    around = set(file.tree.ancestors(node))
+    for bound in file.names.visible(scaler, node):
+        match bound.value:
+            case ast.Call(func=function) if file.names.resolve(function) in SCALERS:
+                outer = file.tree.ancestors(bound.node)
+                if any(isinstance(one, ast.If | ast.Try) and one not in around for one in outer):
+                    return False
+            case None if bound.how is Bound.PARAMETER:
+                continue
+            case _:
+                return False
+    return True
+
+
 def _entry(file: SourceFile, literal: _Literal, scaler: str | None) -> Fix | None:
     """Add the scaler's state as the dict's last entry."""
-    if scaler is None or not isinstance(literal, ast.Dict) or not literal.keys or None in literal.keys:
+    if not isinstance(literal, ast.Dict) or not literal.keys or None in literal.keys:
+        return None
+    if scaler is None or not _is_always_made(file, scaler, literal):
         return None
     key, value = literal.keys[-1], literal.values[-1]
     own_line = key is not None and key.lineno != literal.lineno
@@ -324,7 +348,7 @@ def _not_loaded(file: SourceFile, scalers: list[str]) -> Iterator[Finding]:
 def _load(file: SourceFile, call: ast.Call, scaler: str) -> Fix | None:
     statement = file.tree.statement(call)
     bound = file.names.visible(scaler, call)
-    is_before = bool(bound) and bound[0].position < (call.lineno, 0)
+    is_before = bool(bound) and bound[0].position < (call.lineno, 0) and _is_always_made(file, scaler, call)
     match call.args[0]:
         case ast.Subscript(value=checkpoint, slice=ast.Constant(value=str())) if is_before:
             key = _saved_key(file)
