@@ -4,8 +4,10 @@ import ast
 from collections.abc import Iterator
 
 from ampwise.lint.events import Act, Event
+from ampwise.lint.flow import Reach
 from ampwise.lint.guards import ALL_FRAMEWORKS
 from ampwise.lint.kinds import Confidence, Kind
+from ampwise.lint.names import Bound
 from ampwise.lint.protocol import is_scaler_handed_away
 from ampwise.lint.rule import Rule
 from ampwise.lint.rules.snippets import after_loss
@@ -34,6 +36,18 @@ scaler.step(optimizer)
 scaler.update()
 """),
         ),
+        Example(
+            title="while another loss is scaled: no error, and tiny updates",
+            source=after_loss("""
+loss.backward()
+scaler.step(optimizer)
+scaler.update()
+""")
+            + """
+def warm_up(scaler, loss):
+    scaler.scale(loss).backward()
+""",
+        ),
     ),
     good=(
         Example(
@@ -54,6 +68,21 @@ def backward(scaler, loss):
     scaled = scaler.scale(loss)
     scaled.backward()
 """),
+        ),
+        Example(
+            title="a method that returns a scaled loss",
+            source="""
+class Trainer:
+    def loss(self, batch):
+        return self.scaler.scale(self.model(batch))
+
+    def step(self, batch):
+        self.optimizer.zero_grad()
+        loss = self.loss(batch)
+        loss.backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+""",
         ),
         Example(
             title="scaled by a function of another file",
@@ -88,26 +117,34 @@ scaler.update()
 
 
 def check(file: SourceFile) -> Iterator[Finding]:
-    """Steps through a scaler that a backward reaches, in a file where nothing is scaled."""
-    if _may_scale(file) or is_scaler_handed_away(file):
+    """Steps through a scaler that some backward reaches, and none of a scaled loss."""
+    if "enabled=False" in file.text.text.replace(" ", "") or is_scaler_handed_away(file):
         return
+    reaches = file.flow.reached(start=_is_backward, goal=_is_scaled_step, stop=_stops)
+    fed = {reach.goal.node for reach in reaches if reach.start.is_scaled}
     seen: set[ast.expr] = set()
-    for reach in file.flow.reached(start=_is_backward, goal=_is_scaled_step, stop=_stops):
+    for reach in reaches:
         goal = reach.goal
-        if goal.node in seen or not _is_scaler(file, goal):
+        if goal.node in fed | seen or not _is_scaler(file, goal) or _may_scale(file, reach):
             continue
         seen.add(goal.node)
         message = f"{goal.scaler}.step({goal.optimizer}), but no loss is multiplied by {goal.scaler}"
         yield file.finding(INFO, goal.node, message, fix=_fix(file, reach.start, goal))
 
 
-def _may_scale(file: SourceFile) -> bool:
-    """Whether anything in the file is, or may be, scaled; or the scaler is off."""
-    if "enabled=False" in file.text.text.replace(" ", ""):
+def _may_scale(file: SourceFile, reach: Reach) -> bool:
+    """Whether the loss may have been scaled where this walk does not see it."""
+    scales = {"scale", "scale_loss", "_scale"}
+    if not any(node.attr in scales for node in file.tree.nodes(ast.Attribute)):
+        return False
+    inside = {node.attr for node in file.tree.inside(reach.root, ast.Attribute)}
+    node = reach.start.node
+    if inside & scales or reach.start.via or reach.goal.via or not isinstance(node, ast.Call):
         return True
-    scales = {"scale", "scale_loss", "_scale", "unscale"}
-    names = (getattr(node, "attr", None) or getattr(node, "id", None) for node in file.tree.nodes(ast.Attribute))
-    return any(name in scales for name in names)
+    bound = file.names.latest(node.func.value) if isinstance(node.func, ast.Attribute) else None
+    is_local = bound is not None and bound.how is Bound.ASSIGN and file.tree.function(bound.node) is reach.root
+    value = bound.value if is_local and bound is not None else None
+    return value is None or any(file.names.function(call) for call in file.tree.inside(value, ast.Call))
 
 
 def _is_backward(event: Event) -> bool:
@@ -132,7 +169,7 @@ def _is_scaler(file: SourceFile, event: Event) -> bool:
 
 def _fix(file: SourceFile, start: Event, goal: Event) -> Fix | None:
     backwards = [event for event in file.flow.events if event.act is Act.BACKWARD]
-    if len(backwards) != 1 or start.via or goal.via or not isinstance(start.node, ast.Call):
+    if len(backwards) > 1 or start.via or goal.via or not isinstance(start.node, ast.Call):
         return None
     match start.node.func:
         case ast.Attribute(value=ast.Name() | ast.Attribute() as loss):
