@@ -1,7 +1,9 @@
 """MP102: the gradients of one optimizer are unscaled twice before the scaler's update."""
 
 import ast
+import re
 from collections.abc import Iterator
+from typing import Final
 
 from ampwise.lint.events import Act, Event
 from ampwise.lint.flow import Reach
@@ -13,7 +15,9 @@ from ampwise.lint.rules.snippets import after_loss, iteration
 from ampwise.lint.source import SourceFile, fix
 from ampwise.records.finding import Edit, Example, Finding, Fix, Fixable, RuleInfo, Severity
 
-_MICRO = """
+_ASKED: Final = re.compile(r"unscaled|stage|_per_optimizer_states", re.IGNORECASE)
+"""Of a condition that asks the scaler whether it has unscaled already."""
+_MICRO: Final = """
 with autocast("cuda"):
     loss = criterion(model(x), y) / 4
 scaler.scale(loss).backward()
@@ -124,6 +128,17 @@ if (i + 1) % 4 == 0:
             ),
         ),
         Example(
+            title="only if the scaler has not done so yet",
+            source=after_loss("""
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+if scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.UNSCALED:
+    scaler.unscale_(optimizer)
+scaler.step(optimizer)
+scaler.update()
+"""),
+        ),
+        Example(
             title="an update in a helper",
             source=after_loss("""
 scaler.scale(loss).backward()
@@ -175,6 +190,10 @@ def _is_done(start: Event, event: Event) -> bool:
 def _is_certain(file: SourceFile, reach: Reach) -> bool:
     """Whether the update is in the walked code, and the two mean the same optimizer and scaler."""
     scaler, goal = reach.start.scaler, at(reach.goal)
+    if any(
+        isinstance(one, ast.If) and _ASKED.search(ast.unparse(one.test)) for one in file.tree.ancestors(reach.goal.node)
+    ):
+        return False
     if reach.start.via is not None and reach.start.via is reach.goal.via and reach.start.node is not reach.goal.node:
         return False  # two calls of one function, whose conditions need not have the same answers
     here = file.flow.events_in(reach.root)

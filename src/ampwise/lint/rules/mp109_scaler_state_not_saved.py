@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
+from ampwise.lint.events import Act
 from ampwise.lint.guards import TRAINERS
 from ampwise.lint.kinds import Confidence, Kind
 from ampwise.lint.names import Bound
@@ -168,6 +169,15 @@ torch.save(scaler.state_dict(), "scaler.pt")
             ),
         ),
         Example(
+            title="an optimizer that no scaler steps",
+            source=after_loss(_STEP)
+            + """
+def pretrain(model, loader):
+    sgd = torch.optim.SGD(model.parameters())
+    torch.save({"model": model.state_dict(), "optimizer": sgd.state_dict()}, "first.pt")
+""",
+        ),
+        Example(
             title="a scaler that is no GradScaler",
             source="""
 import torch
@@ -224,11 +234,21 @@ def _is_optimizer_state(file: SourceFile, value: ast.expr | None) -> bool:
     match value:
         case ast.Call(func=ast.Attribute(attr="state_dict", value=owner)):
             place = (dotted(owner) or "").lower()
-            return file.kinds.is_a(owner, Kind.OPTIMIZER) and "sched" not in place
+            return file.kinds.is_a(owner, Kind.OPTIMIZER) and "sched" not in place and _is_stepped(file, place)
         case ast.IfExp(body=body, orelse=other):
             return _is_optimizer_state(file, body) or _is_optimizer_state(file, other)
         case _:
             return False
+
+
+def _is_stepped(file: SourceFile, optimizer: str) -> bool:
+    """Whether a scaler steps an optimizer of this name; True where no step through a scaler is seen."""
+    stepped = {
+        (event.optimizer or "").lower().rpartition(".")[2]
+        for event in file.flow.events
+        if event.act is Act.STEP and event.scaler is not None
+    }
+    return not stepped or optimizer.rpartition(".")[2] in stepped
 
 
 def _not_saved(file: SourceFile, scalers: list[str]) -> Iterator[Finding]:
