@@ -16,6 +16,9 @@ from ampwise.lint.tree import FUNCTIONS, Function, Tree
 Fact = TypeVar("Fact")
 Root = ast.Module | Function
 
+_MAX_EVENTS = 1500
+"""A function with more is generated code, which nobody trains with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reach:
@@ -81,6 +84,8 @@ class Flow:
         advance: Callable[[Fact, Event], Fact],
         concerns: Callable[[Event], bool] | None,
     ) -> set[Fact]:
+        if len(self.events_in(root)) > _MAX_EVENTS:
+            return set()
         try:
             return Walker(self._ground, advance, concerns=concerns).walk(root.body, start)
         except (TooManyPathsError, RecursionError):
@@ -126,8 +131,11 @@ class Flow:
         stop: Callable[[Event, Event], bool],
     ) -> set[ast.expr]:
         """The nodes whose events matter, under any names, and the calls that lead to them."""
-        starts = [event for event in self.read.all if start(event)]
-        found = {event.node for event in starts}
+        beginning = [event for event in self.read.all if start(event)]
+        found = {event.node for event in beginning}
+        # what may follow is told by what an event is, not by where it stands
+        alike = {(one.act, one.scaler, one.optimizer, one.is_scaled, one.handed): one for one in beginning}
+        starts = list(alike.values())
         for event in self.read.all:
             for one in starts:
                 renamed = replace(event, scaler=one.scaler, optimizer=one.optimizer, loss=one.loss)
