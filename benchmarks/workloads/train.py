@@ -95,7 +95,10 @@ def make(name):
 
 model, x, y, criterion = make(args.model)
 model, x, y = model.to(device).train(), x.to(device), y.to(device)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+if args.model == "recipe":
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+else:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 dtype = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[args.autocast]
 scaler = torch.amp.GradScaler(device, enabled=args.autocast == "fp16")
 clock = time.process_time if args.clock == "cpu" else time.perf_counter
