@@ -1,11 +1,14 @@
 """What every benchmark shares: interleaved runs, ratios of their medians, one JSON file of rows."""
 
+import argparse
 import json
 import os
 import platform
 import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -108,3 +111,20 @@ def _cpuinfo() -> list[str]:
         return Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return []
+
+
+def race_arguments(description: str | None) -> tuple[argparse.Namespace, Callable[[], float]]:
+    """The options of a benchmark that races its sides within one process, and the clock; the allocator is tuned."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller models")
+    arguments = parser.parse_args()
+    if any(os.environ.get(name) != value for name, value in TUNED.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **TUNED})  # noqa: S606 - itself
+    if arguments.threads:
+        import torch
+
+        torch.set_num_threads(arguments.threads)
+    return arguments, time.perf_counter if arguments.clock == "wall" else time.process_time

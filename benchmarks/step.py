@@ -4,16 +4,13 @@ Both loops are in one process, so they share the allocator's setting, which is a
 the same fused AdamW. Their losses are compared bit for bit. The order alternates; each time is that of a whole window.
 """
 
-import argparse
-import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from _common import TUNED, Row, publish
+from _common import Row, publish, race_arguments
 
 CASES = {
     "mlp 3 x 1024, batch 16 x 8": {"width": 1024, "batch": 16, "window": 8},
@@ -112,19 +109,7 @@ def race(case: str, *, width: int, batch: int, window: int, rounds: int, clock: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, a quarter of the width")
-    arguments = parser.parse_args()
-    if any(os.environ.get(name) != value for name, value in TUNED.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **TUNED})  # noqa: S606 - itself
-    if arguments.threads:
-        import torch
-
-        torch.set_num_threads(arguments.threads)
-    clock = time.perf_counter if arguments.clock == "wall" else time.process_time
+    arguments, clock = race_arguments(__doc__)
     rounds, share = (4, 4) if arguments.quick else (arguments.rounds, 1)
     rows = []
     for case, options in CASES.items():

@@ -4,16 +4,13 @@ Both sides are in one process, so they share the allocator's setting, which is a
 second part grows the number of tensors: what one costs stays flat.
 """
 
-import argparse
-import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from _common import TUNED, Row, publish
+from _common import Row, publish, race_arguments
 
 SHAPES = {"50 x 2M": (50, 2_000_000), "300 x 20k": (300, 20_000)}
 Clock = Callable[[], float]
@@ -150,19 +147,7 @@ def curve(*, rounds: int, clock: Clock) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, smaller tensors")
-    arguments = parser.parse_args()
-    if any(os.environ.get(name) != value for name, value in TUNED.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **TUNED})  # noqa: S606 - itself
-    if arguments.threads:
-        import torch
-
-        torch.set_num_threads(arguments.threads)
-    clock = time.perf_counter if arguments.clock == "wall" else time.process_time
+    arguments, clock = race_arguments(__doc__)
     rounds, share = (3, 20) if arguments.quick else (arguments.rounds, 1)
     rows = []
     for case, (count, size) in SHAPES.items():
