@@ -5,8 +5,11 @@ One thread, processor time, on a CPU: the smallest effect that can be told from 
 """
 
 import argparse
+import statistics
+import time
+from contextlib import AbstractContextManager, nullcontext
 
-from _common import AMPWISE, PLAIN, TRAIN, TUNED, Side, measure, publish, ratio_row
+from _common import AMPWISE, PLAIN, TRAIN, TUNED, Row, Side, measure, publish, ratio_row
 
 STEPS = {"mlp60": 300, "rnn": 30, "gpt": 15}
 
@@ -38,6 +41,51 @@ def as_it_comes(steps: int) -> list[Side]:
     ]
 
 
+def alternated(*, rounds: int) -> list[Row]:
+    """The 60 tiny layers with injection on and off by turns in one process: the smallest noise there is."""
+    import torch
+    from torch.nn import Linear, ReLU, Sequential
+    from torch.nn.functional import mse_loss
+
+    from ampwise.runner.inject import inject
+    from ampwise.runtime.device import Choice
+
+    torch.set_num_threads(1)
+    model = Sequential(*[layer for _ in range(60) for layer in (Linear(32, 32), ReLU())])
+    x, y = torch.randn(16, 32), torch.randn(16, 32)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step_ms(by_hand: AbstractContextManager[object]) -> float:
+        times = []
+        for _ in range(40):
+            start = time.process_time()
+            with by_hand:
+                loss = mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            times.append((time.process_time() - start) * 1000)
+        return statistics.median(times)
+
+    def injected(precision: str) -> float:
+        with inject(choice=Choice(precision=precision, reason="", slow_factor=None, device="cpu")):
+            return step_ms(nullcontext())
+
+    results: dict[str, list[dict[str, float]]] = {}
+    for _ in range(rounds):
+        for name, measured in {
+            "plain fp32": lambda: step_ms(nullcontext()),
+            "run fp32": lambda: injected("fp32"),
+            "autocast bf16": lambda: step_ms(torch.autocast("cpu", torch.bfloat16)),
+            "run bf16": lambda: injected("bf16"),
+        }.items():
+            results.setdefault(name, []).append({"step_ms": measured()})
+    return [
+        ratio_row("mlp60, one process", results, "run fp32", "plain fp32", goal=">= 0.985"),
+        ratio_row("mlp60, one process", results, "run bf16", "autocast bf16", goal=">= 0.98"),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=7)
@@ -50,6 +98,7 @@ def main() -> None:
         rows.append(ratio_row(model, results, "run fp32", "plain fp32", goal=">= 0.985"))
         rows.append(ratio_row(model, results, "run bf16", "autocast bf16", goal=">= 0.98"))
         rows.append(ratio_row(model, results, "run bf16 stock lists", "autocast bf16", goal=">= 0.98"))
+    rows += alternated(rounds=30 // share)
     results = measure(as_it_comes(max(5, 20 // share)), runs=max(3, runs // 2))
     rows.append(ratio_row("recipe 128 x 2048", results, "allocator alone", "plain", goal="1.0-2.0 (reported)"))
     rows.append(ratio_row("recipe 128 x 2048", results, "run", "allocator alone", goal="precision's part (reported)"))
