@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from ampwise.records.checks import CHECKS
+from ampwise.records.site import Site
 
 
 class Severity(StrEnum):
@@ -13,6 +14,17 @@ class Severity(StrEnum):
     ERROR = "error"
     WARNING = "warning"
     INFO = "info"
+
+
+class Confidence(StrEnum):
+    """How sure a finding is of its cause."""
+
+    CERTAIN = "certain"
+    """It was seen to happen, or a run without it was seen to do well."""
+    LIKELY = "likely"
+    """What was measured has seldom another cause."""
+    POSSIBLE = "possible"
+    """What was measured fits, among other causes."""
 
 
 class Fixable(StrEnum):
@@ -121,5 +133,10 @@ class Finding:
     evidence: str = ""
     """The figures that show it, where a recording has them."""
     fix: Fix | None = None
+    confidence: Confidence = Confidence.CERTAIN
+    site: Site | None = None
+    """Of a recording: the pass, the module, the operator and the line; ``place`` is of a source text."""
+    plan_rule: str | None = None
+    """The remedy as a rule of a plan, in TOML, where one helps."""
     group: str | None = None
     """Findings of one rule and group may be shown to a person as one line: ``train()``."""

@@ -8,7 +8,7 @@ from ampwise.records.comparison import Comparison
 from ampwise.records.environment import Environment
 from ampwise.records.run import RunRecord
 
-VERSION = 1
+VERSION = 2
 """Raised whenever a field is added or changes its meaning; files of older versions stay readable."""
 
 

@@ -46,6 +46,23 @@ class RunEnd(StrEnum):
     """It ended without one training step."""
 
 
+class Role(StrEnum):
+    """Why a run was made."""
+
+    COMPARED = "compared"
+    """Measured beside others."""
+    WATCHED = "watched"
+    """The run an examination is about: every instrument looks at steps of its own."""
+    TRACED = "traced"
+    """The same run again with every operator watched, since a value of it was not finite."""
+    IN_FP32 = "in fp32"
+    """The same run with autocast and the loss scale switched off."""
+    UNSCALED = "unscaled"
+    """The same run without its loss scale."""
+    RESCUED = "rescued"
+    """The same run with the suspected modules in fp32."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """Why a run failed, in the script's own words."""
@@ -75,6 +92,7 @@ class RunRecord:
     repeat: int
     """Counts from 0; every variant's run with the same number has the same seeds."""
     end: RunEnd
+    role: Role = Role.COMPARED
     steps: tuple[StepRecord, ...] = ()
     peak_tensor_bytes: int | None = None
     """Largest sum of live storages during one sampled step."""

@@ -1,0 +1,1 @@
+"""Reads a recording and says what is wrong with the training, and what to do; measures nothing, knows no torch."""
