@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
+from ampwise.records.casts import CastRecord
 from ampwise.records.checks import CHECKS
+from ampwise.records.kernels import KernelRecord
+from ampwise.records.memory import MemoryRecord
+from ampwise.records.process import ProcessRecord
+from ampwise.records.syncs import SyncRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +110,11 @@ class RunRecord:
     failure: Failure | None = None
     notes: tuple[str, ...] = ()
     """What else the reader should know: files redirected, optimizers kept in fp32, ..."""
+    syncs: SyncRecord | None = None
+    memory: MemoryRecord | None = None
+    kernels: KernelRecord | None = None
+    casts: CastRecord | None = None
+    process: ProcessRecord | None = None
 
     @property
     def has_finished(self) -> bool:
