@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from ampwise.interpose.internal import internal
+from ampwise.runtime import host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ class BufferGuard:
         saved, self.is_saved = self._saved, False
         if not keep:
             self.drop()
-        if isinstance(found_inf, Tensor) and found_inf.device.type == "cpu":
+        if isinstance(found_inf, Tensor) and host.reads_freely(found_inf):
             found_inf = bool(found_inf)
         if found_inf is None or found_inf is False:
             return

@@ -21,6 +21,7 @@ from ampwise.compat.scaler import (
     fresh_optimizer_states,
     unscale_and_check_,
 )
+from ampwise.runtime import host
 from ampwise.runtime.buffers import BufferGuard, SaveBeforeForward
 from ampwise.runtime.closure import Overflowed, Snapshot, split_closure
 from ampwise.runtime.gradients import grouped_gradients
@@ -305,7 +306,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def _may_overflow(self, inv_scale: Tensor) -> bool:
         """Whether unscaling may enlarge gradients. On an accelerator what is known without asking it decides."""
-        return bool(inv_scale > 1) if inv_scale.device.type == "cpu" else self._lower_bound < 1.0
+        return bool(inv_scale > 1) if host.reads_freely(inv_scale) else self._lower_bound < 1.0
 
     @contextmanager
     def _scale_of_gradients(self, optimizer: Optimizer) -> Generator[None]:
@@ -341,7 +342,7 @@ class GradScaler(torch.amp.GradScaler):
         scale, _ = self._check_scale_growth_tracker("step")
         found, value = torch.stack((_sum(optimizer_state, scale), scale)).tolist()
         self._host_found = bool(found)
-        if self._made_with is None and scale.device.type != "cpu":
+        if self._made_with is None and not host.reads_freely(scale):
             self._learn(value, overflowed=self._host_found)
         return None if found else optimizer.step(*args, **kwargs)
 
@@ -415,7 +416,7 @@ class GradScaler(torch.amp.GradScaler):
             self._counted = set(states)
             self._made_with = before
         self._lower_bound = max(self._lower_bound * self._backoff_factor, self._min_scale)
-        if scale.device.type == "cpu":
+        if host.reads_freely(scale):
             self._learn(scale.item(), overflowed=bool(found))
         self._guard.restore(found, keep=True)
         self._per_optimizer_states = fresh_optimizer_states()
