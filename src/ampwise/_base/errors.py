@@ -15,6 +15,10 @@ class UsageError(AmpwiseError, ValueError):
     exit_status: ClassVar[int] = 2
 
 
+class PlanError(UsageError):
+    """A plan that is wrong; its text names every mistake with its path in the plan."""
+
+
 class CannotRunError(AmpwiseError, RuntimeError):
     """A well-formed request that this machine, torch or script cannot serve."""
 
@@ -24,5 +28,5 @@ class RecordError(AmpwiseError, ValueError):
 
 
 # A traceback names them as users import them.
-for _error in (AmpwiseError, UsageError, CannotRunError, RecordError):
+for _error in (AmpwiseError, UsageError, PlanError, CannotRunError, RecordError):
     _error.__module__ = "ampwise"

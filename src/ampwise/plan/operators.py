@@ -3,20 +3,14 @@
 Operators are named as torch names aten overloads, without ``aten::``: ``softmax.int``; ``default`` is not written.
 """
 
-import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from typing import Any, assert_never
 
 from ampwise._base.errors import UsageError
-
-_DATA = files("ampwise.plan")
-_PREFIX = re.compile(r"^(torch\.|ops\.|aten::|aten\.|nn\.|functional\.|F\.|Tensor\.)*")
+from ampwise.plan.names import list_files, nearest, read_data, spelt
 
 
 class CastPolicy(StrEnum):
@@ -87,11 +81,11 @@ def cast_lists(torch_version: str | None = None) -> CastLists:
         UsageError: ``torch_version`` does not start with two numbers.
     """
     asked = torch_version or installed_torch_version()
-    known = sorted(_release(entry.name.removesuffix(".toml")) for entry in (_DATA / "lists").iterdir())
+    known = sorted(_release(name.removesuffix(".toml")) for name in list_files())
     wanted = _release(asked) if asked else known[-1]
     found = max((release for release in known if release <= wanted), default=known[0])
     name = ".".join(map(str, found))
-    raw = _read(f"lists/{name}.toml")
+    raw = read_data(f"lists/{name}.toml")
     return CastLists(
         torch_version=name,
         note=None if found == wanted else f"ampwise has no cast lists of torch {asked}; these are torch {name}'s",
@@ -157,16 +151,12 @@ def describe_operator(name: str, *, torch_version: str | None = None) -> Operato
 
 def is_operator(name: str) -> bool:
     """Whether ``describe_operator`` knows ``name``."""
-    return bool(_packets_named(name, _overloads(cast_lists())))
+    return bool(spelt(name, _overloads(cast_lists())))
 
 
 def nearest_operator(name: str) -> str | None:
     """The operator that is probably meant by ``name``, which is none."""
-    spellings = _read("spellings.toml")
-    others = [one for spelt in spellings["operators"].values() for one in spelt]
-    known = [*_overloads(cast_lists()), *spellings["unlisted"], *others]
-    near = get_close_matches(_PREFIX.sub("", name.strip()).lower(), known, n=1, cutoff=0.7)
-    return near[0] if near else None
+    return nearest(name, _overloads(cast_lists()))
 
 
 def in_words(policy: CastPolicy | None) -> str:
@@ -195,28 +185,12 @@ def _overloads(lists: CastLists) -> dict[str, tuple[str, ...]]:
 
 
 def _find_packets(name: str, overloads: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    packets = _packets_named(name, overloads)
+    packets = spelt(name, overloads)
     if not packets:
         near = nearest_operator(name)
         hint = f'; did you mean "{near}"?' if near else "; give it as torch spells it, such as softmax or F.layer_norm"
         raise UsageError(f'"{name}" is not an operator that autocast treats{hint}')
     return packets
-
-
-def _packets_named(name: str, overloads: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The operators that ``name`` may mean: itself, and those it is another spelling of."""
-    spellings = _read("spellings.toml")
-    bare = _PREFIX.sub("", name.strip())
-    asked = {_squashed(bare), _squashed(bare.partition(".")[0])}
-    itself = [packet for packet in (*overloads, *spellings["unlisted"]) if _squashed(packet) in asked]
-    others = [packet for packet, spelt in spellings["operators"].items() if asked & {_squashed(one) for one in spelt}]
-    return tuple(dict.fromkeys([*itself, *others]))
-
-
-def _squashed(name: str) -> str:
-    """``LayerNorm`` and ``layer_norm`` as ``layernorm``; ``index_put_`` keeps the mark of an operator in place."""
-    in_place = "_" if name.endswith("_") and not name.endswith("__") else ""
-    return name.replace("_", "").replace(".", "").lower() + in_place
 
 
 def installed_torch_version() -> str | None:
@@ -235,10 +209,6 @@ def _release(text: str) -> tuple[int, int]:
         raise UsageError(f'"{text}" is not a torch version; write it as in 2.13 or 2.13.0+cpu') from None
 
 
-def _read(name: str) -> dict[str, Any]:
-    return tomllib.loads((_DATA / name).read_text(encoding="utf-8"))
-
-
 def _by_operator(policies: Mapping[str, list[str]]) -> dict[str, CastPolicy]:
     return {name: CastPolicy(policy) for policy, names in policies.items() for name in names}
 
@@ -246,6 +216,6 @@ def _by_operator(policies: Mapping[str, list[str]]) -> dict[str, CastPolicy]:
 def _remedies() -> dict[str, Remedy]:
     return {
         name: Remedy(policy=CastPolicy(row["policy"]), because=row["because"])
-        for row in _read("remedies.toml")["remedy"]
+        for row in read_data("remedies.toml")["remedy"]
         for name in row["operators"]
     }

@@ -3,14 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-
-class Lists(StrEnum):
-    """Whose cast lists autocast follows."""
-
-    CUDA = "cuda"
-    """CUDA's fp32 and promote lists on every device, and fp32 for BCE, sigmoid and mean."""
-    STOCK = "stock"
-    """torch's own for the device, untouched."""
+from ampwise.plan.plan import Lists
 
 
 class Malloc(StrEnum):
