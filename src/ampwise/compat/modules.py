@@ -1,0 +1,32 @@
+"""What ampwise uses of torch.nn.Module's private side: where a replica is from, and what is said of hooks."""
+
+import warnings
+from collections.abc import Callable
+
+from torch import nn
+
+
+def identity_of(module: nn.Module) -> int:
+    """The same number for a module and the replicas that DataParallel makes of it, another for every other module.
+
+    A replica shares every attribute but parameters, buffers and children: the table of its hooks is one object.
+    """
+    table = module.__dict__.get("_forward_hooks")
+    return id(module) if table is None else id(table)
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Whether DataParallel made this module, for one call on one device."""
+    return bool(module.__dict__.get("_is_replica", False))
+
+
+def accept_global_hooks() -> Callable[[], None]:
+    """Keep torch.compile from warning at each call that hooks for all modules are there, until the undo is called."""
+    warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+    added = warnings.filters[0]
+
+    def undo() -> None:
+        if added in warnings.filters:  # not where the script has meanwhile put other filters there
+            warnings.filters.remove(added)  # pyright: ignore[reportAttributeAccessIssue] # a list, typed as a sequence
+
+    return undo
