@@ -1,6 +1,7 @@
 """Reads and writes sizes, times and counts. GB is 10^9 bytes, GiB is 2^30."""
 
 import re
+from decimal import Decimal
 
 from ampwise._base.errors import UsageError
 
@@ -16,6 +17,9 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
+_COUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE]\+?[0-9]{1,2})?)\s*([kKmMbBgGtT]?)\s*")
+_MOST = Decimal(10) ** 18
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-zA-Z]*)\s*")
 
 
@@ -30,6 +34,27 @@ def parse_bytes(text: str) -> int:
     if match is None or unit is None:
         raise UsageError(f'"{text}" is not a size; write a number and one of B, KB, MB, GB, KiB, MiB, GiB, as in 24GB')
     return round(float(match[1]) * unit)
+
+
+def parse_count(text: str) -> int:
+    """How many ``"7e9"``, ``"7B"``, ``"130M"`` or ``"4096"`` are; B is a billion.
+
+    Raises:
+        UsageError: the text is not a whole number of something.
+    """
+    match = _COUNT.fullmatch(text.replace("_", ""))
+    count = Decimal(match[1]) * _COUNTS[match[2].lower()] if match else Decimal("0.5")
+    if count != count.to_integral_value() or count > _MOST:
+        raise UsageError(f'"{text}" is not a count; write it as 7e9, 7B, 130M or 4096')
+    return int(count)
+
+
+def format_count(count: int) -> str:
+    """A count in the unit that keeps it readable: ``7.00 B``, ``130 M``, ``4096``."""
+    for divisor, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
+        if count >= divisor:
+            return f"{count / divisor:.{_decimals(count / divisor)}f} {unit}"
+    return str(count)
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -10,6 +10,7 @@ from ampwise._base.version import __version__
 _COMMANDS = {
     "run": "Run a training script, unmodified, in mixed precision.",
     "compare": "Run a script in several precisions; show what each gained.",
+    "estimate": "Predict the GPU memory of a training step, without a GPU.",
     "lint": "Find mixed-precision mistakes in source, without running it.",
     "report": "Render a saved recording again.",
     "info": "Say what this machine can do and which precision to use.",

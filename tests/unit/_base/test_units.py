@@ -1,7 +1,7 @@
 import pytest
 
 from ampwise._base.errors import UsageError
-from ampwise._base.units import format_bytes, format_ms, format_ratio, parse_bytes
+from ampwise._base.units import format_bytes, format_count, format_ms, format_ratio, parse_bytes, parse_count
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,22 @@ def test_times_are_written_in_the_unit_that_fits(time_ms, text):
 
 def test_ratios_carry_their_sign():
     assert format_ratio(2.306) == "2.31x"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("7e9", 7_000_000_000), ("7B", 7_000_000_000), ("1.3e8", 130_000_000), ("130M", 130_000_000), ("4_096", 4096)],
+)
+def test_counts_are_read_as_users_write_them(text, count):
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "7.5", "-3", "7 bn", "1e99", "nan", "7e9e9", "1e30"])
+def test_what_is_no_count_is_refused(text):
+    with pytest.raises(UsageError, match="is not a count"):
+        parse_count(text)
+
+
+@pytest.mark.parametrize(("count", "text"), [(7_000_000_000, "7.00 B"), (130_000_000, "130 M"), (4096, "4096")])
+def test_counts_are_shown_with_three_digits(count, text):
+    assert format_count(count) == text

@@ -1,0 +1,112 @@
+"""``ampwise estimate``: how much GPU memory a training step takes, and whether it fits."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+
+from ampwise._base.errors import UsageError
+from ampwise._base.suggest import not_one_of
+from ampwise._base.units import parse_bytes, parse_count
+from ampwise.estimate.rules_of_thumb import BASE_BITS, OPTIMIZERS, Sizes, States, estimate_by_thumb
+from ampwise.formats.hardware import GPUS, find_gpu
+from ampwise.records.estimate import Estimate
+
+CONTEXT_BYTES: Final = 500 * 2**20
+"""What a CUDA context with lazily loaded kernels takes outside of the allocator; 300 to 600 MiB by architecture."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Device:
+    """The GPU to fit."""
+
+    name: str | None = None
+    capacity_bytes: int | None = None
+    """Less the context."""
+
+
+@click.command("estimate", short_help="Predict the GPU memory of a training step, without a GPU.")
+@click.option("--params", metavar="N", help="Parameters of the model: 7e9, 7B, 130M.")
+@click.option("--trainable", metavar="N", help="Those that are trained (LoRA); default: all.")
+@click.option("--optimizer", default="adam", show_default=True, metavar="NAME", help=f"One of {', '.join(OPTIMIZERS)}.")
+@click.option("--activations", metavar="SIZE", help="What the forward pass saves in fp32: 2GB, 2GiB.")
+@click.option(
+    "--states",
+    type=click.Choice([one.value for one in States]),
+    default=States.FP32.value,
+    show_default=True,
+    help="How parameters, gradients and optimizer state are kept.",
+)
+@click.option("--base-bits", type=click.Choice([str(bits) for bits in BASE_BITS]), help="Bits of a frozen parameter.")
+@click.option("--shards", type=click.IntRange(min=1), default=1, metavar="N", help="GPUs that share the states.")
+@click.option(
+    "--zero", "zero_stage", type=click.IntRange(1, 3), default=3, show_default=True, help="What they share, by ZeRO."
+)
+@click.option("--precision", default="fp32", show_default=True, metavar="NAMES", help="One, or several with commas.")
+@click.option("--device", metavar="GPU", help="The GPU to fit: a100-40gb, t4, rtx-4090, ...")
+@click.option("--memory", metavar="SIZE", help="Or its memory: 24GB.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
+def command(**options: Any) -> int:
+    """Predict the GPU memory of a training step, by rule of thumb, where there is no GPU.
+
+    \b
+    ampwise estimate --params 7e9 --optimizer adam --device a100-80gb
+    ampwise estimate --params 130M --activations 2GiB --precision fp32,bf16
+
+    Exit status: 0 it fits, or no GPU was named; 1 it fits in none of the
+    precisions; 2 wrong usage.
+    """  # noqa: D301 - click's mark for a block kept as it is
+    if options["params"] is None:
+        raise UsageError("nothing to estimate: give the model's size, as in --params 7e9")
+    device = _device(options["device"], options["memory"])
+    sizes = _sizes(options)
+    names = _names(options["precision"])
+    estimates = [estimate_by_thumb(sizes, precision=name, capacity_bytes=device.capacity_bytes) for name in names]
+    _print(estimates, device=device.name, as_json=options["as_json"])
+    return int(all(one.fits is False for one in estimates))
+
+
+def _names(text: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise UsageError("--precision names nothing; give one, or several with commas: fp32,bf16")
+    return names
+
+
+def _sizes(options: Mapping[str, Any]) -> Sizes:
+    return Sizes(
+        num_params=parse_count(options["params"]),
+        num_trainable=None if options["trainable"] is None else parse_count(options["trainable"]),
+        optimizer=options["optimizer"].lower(),
+        activation_bytes=0 if options["activations"] is None else parse_bytes(options["activations"]),
+        states=States(options["states"]),
+        base_bits=None if options["base_bits"] is None else int(options["base_bits"]),
+        num_shards=options["shards"],
+        zero_stage=options["zero_stage"],
+    )
+
+
+def _device(name: str | None, memory: str | None) -> _Device:
+    """The GPU that ``--device`` or ``--memory`` names, without the CUDA context's part of its memory."""
+    if name is not None and memory is not None:
+        raise UsageError("--device and --memory both name a GPU; give one of them")
+    if memory is not None:
+        return _Device(capacity_bytes=max(0, parse_bytes(memory) - CONTEXT_BYTES))
+    if name is None:
+        return _Device()
+    gpu = find_gpu(name)
+    if gpu is None:
+        raise UsageError(f"{not_one_of(name, GPUS, kind='GPU known here')}; for any other: --memory 24GB")
+    return _Device(name=gpu.name, capacity_bytes=gpu.memory_bytes - CONTEXT_BYTES)
+
+
+def _print(estimates: list[Estimate], *, device: str | None, as_json: bool) -> None:
+    from ampwise.report.estimates import estimates_json, render_estimates
+    from ampwise.report.text import stdout_console
+
+    if as_json:
+        click.echo(json.dumps(estimates_json(estimates, device=device), indent=2))
+    else:
+        render_estimates(estimates, stdout_console(), device=device)

@@ -1,0 +1,83 @@
+"""Predictions of memory for a person at a terminal, and for a machine."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ampwise._base.text import inert_line
+from ampwise._base.units import format_bytes
+from ampwise.records.estimate import Category, Estimate
+from ampwise.records.files import to_plain
+from ampwise.report.cells import NOTHING
+
+_FITS: Final = {True: "green", False: "red", None: ""}
+
+
+def render_estimates(estimates: Sequence[Estimate], console: Console, *, device: str | None = None) -> None:
+    """Print the verdict on each prediction, a table with a column each, and what was assumed.
+
+    Args:
+        estimates: At least one, of the same training in different precisions.
+        console: Where to.
+        device: The GPU's name, where one was named.
+    """
+    for estimate in estimates:
+        console.print(Text(verdict(estimate, device=device), style=_FITS[estimate.fits]))
+    console.print(_table(estimates))
+    for line in _assumptions(estimates):
+        console.print(Text(line, style="dim"))
+
+
+def verdict(estimate: Estimate, *, device: str | None = None) -> str:
+    """Whether it fits, and by how much: ``bf16 needs 2.94 GiB; it fits the NVIDIA T4 with 12.5 GiB to spare``."""
+    least = "at least " * estimate.is_lower_bound
+    needs = f"{estimate.precision} needs {least}{format_bytes(estimate.needed_bytes)}"
+    margin = estimate.margin_bytes
+    if margin is None:
+        return needs
+    name = "this memory" if device is None else f"the {inert_line(device)}"
+    if margin < 0:
+        return f"{needs}; it does not fit {name}: {format_bytes(-margin)} short"
+    return f"{needs}; it fits {name} with {format_bytes(margin)} to spare"
+
+
+def estimates_json(estimates: Sequence[Estimate], *, device: str | None = None) -> dict[str, Any]:
+    """One prediction as a flat object, several as ``variants[]``."""
+    rows = [{**to_plain(one), "fits": one.fits, "margin_bytes": one.margin_bytes} for one in estimates]
+    return {"device": device, **rows[0]} if len(rows) == 1 else {"device": device, "variants": rows}
+
+
+def _table(estimates: Sequence[Estimate]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("")
+    for estimate in estimates:
+        table.add_column(Text(estimate.precision), justify="right")
+    shown = {name for estimate in estimates for name, size in estimate.by_category.items() if size}
+    for category in Category:
+        if category in shown:
+            table.add_row(category.value, *(_size(one.by_category.get(category)) for one in estimates))
+    table.add_section()
+    table.add_row("allocated", *(_size(one.allocated_bytes) for one in estimates))
+    for name, sizes in (
+        ("reserved", [one.reserved_bytes for one in estimates]),
+        ("CUDA context", [one.context_bytes for one in estimates]),
+        ("device holds", [one.capacity_bytes for one in estimates]),
+    ):
+        if any(size is not None for size in sizes):
+            table.add_row(name, *(_size(size) for size in sizes))
+    return table
+
+
+def _size(num_bytes: int | None) -> str:
+    return NOTHING if num_bytes is None else format_bytes(num_bytes)
+
+
+def _assumptions(estimates: Sequence[Estimate]) -> Iterator[str]:
+    """Each once; those of one precision alone name it."""
+    said = dict.fromkeys(text for estimate in estimates for text in estimate.assumptions)
+    for text in said:
+        yield f"- {inert_line(text, max_length=500)}"
