@@ -14,7 +14,8 @@ from typing import Final, assert_never
 
 from ampwise._base.errors import UsageError
 from ampwise._base.suggest import not_one_of
-from ampwise.records.estimate import Category, Estimate
+from ampwise.records.estimate import Estimate
+from ampwise.records.memory import CategoryBytes, MemoryCategory
 
 
 class States(StrEnum):
@@ -122,16 +123,16 @@ def estimate_by_thumb(sizes: Sizes, *, precision: str = "fp32", capacity_bytes: 
     if precision not in _BITS:
         raise UsageError(not_one_of(precision, _BITS, kind="precision"))
     by_category = {
-        Category.PARAMETERS: _parameters(sizes),
-        Category.GRADIENTS: _shared(_trained_bytes(sizes), sizes, from_stage=2),
-        Category.OPTIMIZER: _shared(_optimizer_bytes(sizes), sizes, from_stage=1),
-        Category.ACTIVATIONS: sizes.activation_bytes * _BITS[precision] // 32,
+        MemoryCategory.PARAMETER: _parameters(sizes),
+        MemoryCategory.GRADIENT: _shared(_trained_bytes(sizes), sizes, from_stage=2),
+        MemoryCategory.OPTIMIZER_STATE: _shared(_optimizer_bytes(sizes), sizes, from_stage=1),
+        MemoryCategory.ACTIVATION: sizes.activation_bytes * _BITS[precision] // 32,
     }
     return Estimate(
         precision=precision,
         allocated_bytes=sum(by_category.values()),
         reserved_bytes=None,
-        by_category={category.value: num_bytes for category, num_bytes in by_category.items()},
+        categories=tuple(CategoryBytes(category=one, bytes=size) for one, size in by_category.items()),
         capacity_bytes=capacity_bytes,
         assumptions=tuple(_assumptions(sizes, precision)),
     )

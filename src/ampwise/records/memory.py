@@ -22,6 +22,8 @@ class MemoryCategory(StrEnum):
     """A copy of a tensor in another dtype, made in a forward pass."""
     TEMPORARY = "temporary"
     """Made in the step, and none of the above."""
+    WORKSPACE = "workspace"
+    """What cuBLAS takes from the allocator for itself."""
     OTHER = "other"
     """There before the step: the data, and whatever else the script keeps."""
 

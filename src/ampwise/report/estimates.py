@@ -10,10 +10,20 @@ from rich.text import Text
 
 from ampwise._base.text import inert_line
 from ampwise._base.units import format_bytes
-from ampwise.records.estimate import Category, Estimate
+from ampwise.records.estimate import Estimate
 from ampwise.records.files import to_plain
+from ampwise.records.memory import MemoryCategory
 from ampwise.report.cells import NOTHING
 
+_PLURALS: Final = {
+    MemoryCategory.PARAMETER: "parameters",
+    MemoryCategory.GRADIENT: "gradients",
+    MemoryCategory.OPTIMIZER_STATE: "optimizer state",
+    MemoryCategory.ACTIVATION: "activations",
+    MemoryCategory.CAST: "casts",
+    MemoryCategory.TEMPORARY: "temporaries",
+    MemoryCategory.WORKSPACE: "workspaces",
+}
 _FITS: Final = {True: "green", False: "red", None: ""}
 
 
@@ -47,8 +57,19 @@ def verdict(estimate: Estimate, *, device: str | None = None) -> str:
 
 def estimates_json(estimates: Sequence[Estimate], *, device: str | None = None) -> dict[str, Any]:
     """One prediction as a flat object, several as ``variants[]``."""
-    rows = [{**to_plain(one), "fits": one.fits, "margin_bytes": one.margin_bytes} for one in estimates]
+    rows = [_document(one) for one in estimates]
     return {"device": device, **rows[0]} if len(rows) == 1 else {"device": device, "variants": rows}
+
+
+def _document(estimate: Estimate) -> dict[str, Any]:
+    plain = to_plain(estimate)
+    del plain["categories"]
+    return {
+        **plain,
+        "by_category": {part.category.value: part.bytes for part in estimate.categories},
+        "fits": estimate.fits,
+        "margin_bytes": estimate.margin_bytes,
+    }
 
 
 def _table(estimates: Sequence[Estimate]) -> Table:
@@ -56,10 +77,10 @@ def _table(estimates: Sequence[Estimate]) -> Table:
     table.add_column("")
     for estimate in estimates:
         table.add_column(Text(estimate.precision), justify="right")
-    shown = {name for estimate in estimates for name, size in estimate.by_category.items() if size}
-    for category in Category:
-        if category in shown:
-            table.add_row(category.value, *(_size(one.by_category.get(category)) for one in estimates))
+    sizes_of = [{part.category: part.bytes for part in estimate.categories} for estimate in estimates]
+    for category in MemoryCategory:
+        if any(sizes.get(category) for sizes in sizes_of):
+            table.add_row(_PLURALS.get(category, category.value), *(_size(sizes.get(category)) for sizes in sizes_of))
     table.add_section()
     table.add_row("allocated", *(_size(one.allocated_bytes) for one in estimates))
     for name, sizes in (

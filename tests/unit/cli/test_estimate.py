@@ -19,7 +19,7 @@ def test_one_precision_is_a_flat_document():
     document = json.loads(text)
     assert status == 0
     assert document["allocated_bytes"] == 112_000_000_000
-    assert document["by_category"]["optimizer"] == 56_000_000_000
+    assert document["by_category"]["optimizer_state"] == 56_000_000_000
     assert (document["fits"], document["device"]) == (None, None)
     assert {"reserved_bytes", "peak_phase", "assumptions"} <= set(document)
 
