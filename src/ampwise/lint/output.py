@@ -6,10 +6,10 @@ from enum import StrEnum
 from typing import Any, Final, assert_never
 
 from ampwise._base.text import inert, inert_line
-from ampwise._base.version import __version__
 from ampwise.lint.engine import FileReport
 from ampwise.lint.unreadable import UNREADABLE
 from ampwise.records.finding import Finding, Place, RuleInfo, Severity
+from ampwise.records.sarif import sarif
 
 
 class Format(StrEnum):
@@ -23,7 +23,6 @@ class Format(StrEnum):
 
 
 _GITHUB: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
-_SARIF: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
 _ESCAPES: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _PROPERTY_ESCAPES: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ",": "%2C"})
 
@@ -51,7 +50,7 @@ def render(
         case Format.GITHUB:
             lines = [_annotation(one, known) for report in reports for one in report.findings]
         case Format.SARIF:
-            return json.dumps(_sarif([one for report in reports for one in report.findings], known), indent=1)
+            return json.dumps(sarif([one for report in reports for one in report.findings], known), indent=1)
         case _:
             assert_never(form)
     return "\n".join(lines)
@@ -147,60 +146,3 @@ def _annotation(finding: Finding, known: Mapping[str, RuleInfo]) -> str:
     )
     message = _plain(f"{cell}{finding.message}").translate(_ESCAPES)
     return f"::{_GITHUB[finding.severity]} {properties}::{message}"
-
-
-def _sarif(findings: Sequence[Finding], known: Mapping[str, RuleInfo]) -> dict[str, Any]:
-    used = sorted({finding.rule for finding in findings} & set(known))
-    driver = {
-        "name": "ampwise",
-        "version": __version__,
-        "rules": [_sarif_rule(known[name]) for name in used],
-    }
-    results = [_sarif_result(finding, used) for finding in findings]
-    return {
-        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
-        "version": "2.1.0",
-        "runs": [{"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}],
-    }
-
-
-def _sarif_rule(info: RuleInfo) -> dict[str, Any]:
-    return {
-        "id": info.id,
-        "name": info.name,
-        "shortDescription": {"text": info.name},
-        "fullDescription": {"text": info.why},
-        "help": {"text": f"{info.remedy} {info.evidence}"},
-        "defaultConfiguration": {"level": _SARIF[info.severity]},
-    }
-
-
-def _sarif_result(finding: Finding, rules: Sequence[str]) -> dict[str, Any]:
-    result: dict[str, Any] = {
-        "ruleId": finding.rule,
-        "level": _SARIF[finding.severity],
-        "message": {"text": finding.message},
-    }
-    if finding.rule in rules:
-        result["ruleIndex"] = rules.index(finding.rule)
-    place = finding.place
-    if place is not None:
-        region = {
-            "startLine": place.line,
-            "startColumn": place.column,
-            "endLine": place.end_line,
-            "endColumn": place.end_column,
-        }
-        location: dict[str, Any] = {"artifactLocation": {"uri": _uri(place.path)}}
-        if place.cell is None:
-            location["region"] = region
-        else:
-            result["message"]["text"] = f"cell {place.cell}, line {place.line}: {finding.message}"
-        result["locations"] = [{"physicalLocation": location}]
-    return result
-
-
-def _uri(path: str) -> str:
-    from urllib.parse import quote
-
-    return quote(path.replace("\\", "/").encode("utf-8", "surrogateescape"))
