@@ -1,0 +1,83 @@
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+import recordings
+from ampwise.records.diagnosis import Diagnosis
+from ampwise.records.finding import Confidence, Finding, Severity
+from ampwise.records.run import Role
+from ampwise.records.site import Phase, Site
+from ampwise.report.diagnosis import diagnosis_json, render_diagnosis, verdict
+
+RULE = '[[rule]]\nmodule = "layers.1.wo"\ncompute = "fp32"\n'
+OVERFLOW = Finding(
+    rule="DR102",
+    severity=Severity.ERROR,
+    message="The product overflows fp16",
+    site=Site(phase=Phase.FORWARD, module="layers.1.wo", op="aten.mm", file="model.py", line=41),
+    evidence="inputs up to 812 and 97 at step 3",
+    remedy="keep layers.1.wo in fp32",
+    plan_rule=RULE,
+)
+SLOW = Finding(rule="DR401", severity=Severity.WARNING, confidence=Confidence.LIKELY, message="The loop waits")
+WATCHED = recordings.recording([recordings.run("fp16", "fp16", role=Role.WATCHED)], [])
+
+
+def shown(diagnosis, recording=WATCHED):
+    console = Console(file=io.StringIO(), width=80)
+    render_diagnosis(recording, diagnosis, console)
+    return console.file.getvalue()
+
+
+def test_a_finding_is_shown_with_its_place_its_evidence_and_its_remedy_as_a_rule():
+    text = shown(Diagnosis(findings=(OVERFLOW, SLOW)))
+    assert text.startswith("Found 1 error, 1 warning.\n60 steps in fp16")
+    assert "error DR102 layers.1.wo · aten.mm · forward · model.py:41\n" in text
+    assert "seen: inputs up to 812 and 97 at step 3" in text
+    assert "do: keep layers.1.wo in fp32" in text
+    assert '    module = "layers.1.wo"\n' in text
+    assert "The loop waits (likely)" in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "text"),
+    [
+        (Diagnosis(findings=(), reassurances=("no value was non-finite in 20 steps",)), "Healthy: nothing was found."),
+        (Diagnosis(findings=()), "nothing was measured"),
+        (Diagnosis(findings=(SLOW, SLOW)), "Found 2 warnings."),
+    ],
+)
+def test_the_verdict_claims_no_more_than_was_measured(diagnosis, text):
+    assert text in verdict(diagnosis)
+
+
+def test_a_healthy_run_says_why_it_is_believed_so():
+    text = shown(Diagnosis(findings=(), reassurances=("no value was non-finite in 20 steps",)))
+    assert "Looked at and well:\n- no value was non-finite in 20 steps" in text
+
+
+def test_the_document_names_every_field_even_where_nothing_is_known():
+    document = diagnosis_json(WATCHED, Diagnosis(findings=(OVERFLOW, SLOW)))
+    json.dumps(document, allow_nan=False)
+    first, second = document["findings"]
+    assert (first["module"], first["op"], first["phase"], first["file"], first["line"]) == (
+        "layers.1.wo",
+        "aten.mm",
+        "forward",
+        "model.py",
+        41,
+    )
+    assert set(first) == set(second)
+    assert second["module"] is None
+    assert not document["healthy"]
+
+
+def test_hostile_texts_are_inert():
+    bad = replace(OVERFLOW, message=recordings.HOSTILE, plan_rule=recordings.HOSTILE, evidence=recordings.HOSTILE)
+    text = shown(Diagnosis(findings=(bad,), reassurances=(recordings.HOSTILE,)))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
