@@ -7,6 +7,7 @@ Instruments add what they measure of a run here; this part is what they share wi
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from fractions import Fraction
 from typing import ClassVar
 
@@ -158,3 +159,131 @@ def lower_edge(place: int) -> Fraction:
 def middle_of(place: int) -> Fraction:
     """The magnitude halfway between a bin's edges."""
     return (lower_edge(place) + lower_edge(place + 1)) / 2
+
+
+class TensorKind(StrEnum):
+    """Which of a module's tensors."""
+
+    ACTIVATION = "activation"
+    """What its forward gives; several outputs, and several calls, are counted together."""
+    GRADIENT = "gradient"
+    """Of the loss with respect to its activation, as it flows in backward: the loss scale is in it."""
+    WEIGHT = "weight"
+    """Before the optimizer's step."""
+    WEIGHT_GRADIENT = "weight_gradient"
+    """As it lies in ``.grad`` when backward has ended; whether the loss scale is in it says ``is_scaled``."""
+    UPDATE = "update"
+    """What the optimizer's step added to the weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledStep:
+    """One step in which tensors were measured."""
+
+    __pydantic_config__: ClassVar = CHECKS
+
+    index: int
+    """Of the optimizer step, counted from 0 as in ``StepRecord``."""
+    scale: float | None = None
+    """The loss scale of this step; None without loss scaling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostUpdates:
+    """How many updates of a weight are too small for the format that holds it: it stays as it was."""
+
+    __pydantic_config__: ClassVar = CHECKS
+
+    format: str
+    """As users say it: the weight's own format, or one it might be kept in."""
+    is_own: bool
+    """The weights are kept in this format, so these updates were lost; else they would be."""
+    num_lost: int
+    """|update| < ulp(weight) / 2; in the weight's own format, whose updates are seen after rounding: the weight did
+    not change although its gradient was not zero."""
+    num_updates: int
+    """Elements looked at whose gradient was not zero (own format), or whose update was not."""
+
+    @property
+    def share(self) -> float:
+        """Of the updates, how many are lost; 0 where there are none."""
+        return self.num_lost / self.num_updates if self.num_updates else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorStatistics:
+    """One tensor of one module in all the steps in which it was measured."""
+
+    __pydantic_config__: ClassVar = CHECKS
+
+    module: str
+    """Its path, as in ``Site``."""
+    module_kind: str
+    """Its class."""
+    kind: TensorKind
+    parameter: str | None = None
+    """The parameter's name in the module, such as ``weight``; None for activations and their gradients."""
+    dtype: str
+    """The format it was held in, as users say it; of the last step that saw it."""
+    num_elements: int
+    """In one step."""
+    is_scaled: bool = False
+    """The loss scale was in the numbers, in each step that step's own."""
+    amax: tuple[float | None, ...] = ()
+    """The largest magnitude of all elements, one entry for each of ``NumericsRecord.steps``; infinite or NaN where an
+    element was; None where it was not seen."""
+    histogram: MagnitudeHistogram
+    """Of at most 4,096 evenly spread elements a tensor and step, all steps together, as the loop held them."""
+    lost: tuple[LostUpdates, ...] = ()
+    """Of an update: in the weight's own format first."""
+
+    @property
+    def max_amax(self) -> float | None:
+        """The largest finite ``amax`` of any step."""
+        return max((one for one in self.amax if one is not None and math.isfinite(one)), default=None)
+
+    @property
+    def num_non_finite_steps(self) -> int:
+        """In how many sampled steps an element was infinite or NaN."""
+        return sum(one is not None and not math.isfinite(one) for one in self.amax)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumericsRecord:
+    """How large the numbers of a run were, per module and kind of tensor, in a sample of its steps."""
+
+    __pydantic_config__: ClassVar = CHECKS
+
+    num_steps: int
+    """Steps that ended while the instrument was on."""
+    steps: tuple[SampledStep, ...]
+    """Those that were measured."""
+    tensors: tuple[TensorStatistics, ...]
+    every: int
+    """One step in so many was measured, until an alarm."""
+    alarms: tuple[int, ...] = ()
+    """Steps after which it was measured more often: something was not finite, or a step was skipped."""
+    cost_ms: float = 0.0
+    """What measuring added to a step of the host's time, on average over all steps."""
+    note: str | None = None
+    """Why something was not measured."""
+
+    @property
+    def final_scale(self) -> float | None:
+        """The loss scale of the last sampled step that had one."""
+        return next((step.scale for step in reversed(self.steps) if step.scale is not None), None)
+
+    def verdict(self, tensor: TensorStatistics, format_: FloatFormat, *, scale: float | None = None) -> RangeVerdict:
+        """What share of ``tensor`` overflows, is subnormal or becomes zero in ``format_``.
+
+        Args:
+            tensor: one of ``tensors``.
+            format_: what is to hold it.
+            scale: the loss scale to suppose; None takes the numbers as they were. Only what the loss scale is in, or
+                would be (gradients), depends on it. It supposes that the final scale was in all sampled steps.
+        """
+        is_gradient = tensor.kind in {TensorKind.GRADIENT, TensorKind.WEIGHT_GRADIENT}
+        if scale is None or not is_gradient:
+            return range_verdict(tensor.histogram, format_)
+        held = (self.final_scale or 1.0) if tensor.is_scaled else 1.0
+        return range_verdict(tensor.histogram, format_, scale=scale / held)

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
+from ampwise.records.against_fp32 import AgainstFp32Record
 from ampwise.records.casts import CastRecord
 from ampwise.records.checks import CHECKS
 from ampwise.records.kernels import KernelRecord
 from ampwise.records.memory import MemoryRecord
+from ampwise.records.nonfinite import NonFiniteRecord
+from ampwise.records.numerics import NumericsRecord
 from ampwise.records.process import ProcessRecord
 from ampwise.records.syncs import SyncRecord
 
@@ -110,6 +113,9 @@ class RunRecord:
     failure: Failure | None = None
     notes: tuple[str, ...] = ()
     """What else the reader should know: files redirected, optimizers kept in fp32, ..."""
+    numerics: NumericsRecord | None = None
+    nonfinite: NonFiniteRecord | None = None
+    against_fp32: AgainstFp32Record | None = None
     syncs: SyncRecord | None = None
     memory: MemoryRecord | None = None
     kernels: KernelRecord | None = None

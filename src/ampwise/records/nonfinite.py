@@ -1,0 +1,117 @@
+"""Where infinities and NaNs came from: the operator whose inputs were still finite, its inputs' ranges, its place."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from ampwise.records.checks import CHECKS
+from ampwise.records.site import Site
+
+
+class NonFiniteKind(StrEnum):
+    """What an operator made of finite numbers."""
+
+    INF = "inf"
+    """Infinities, no NaN."""
+    NAN = "nan"
+    """NaN, with or without infinities."""
+
+
+class FoundBy(StrEnum):
+    """How an origin was found."""
+
+    TRACE = "trace"
+    """Every operator of the step was watched as it ran."""
+    REPLAY = "replay"
+    """The step's forward and backward were run again in eager mode, with the same inputs and random numbers."""
+    GUARD = "guard"
+    """Only the check of gradients and weights after the pass saw it: the operator is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operand:
+    """One tensor that an operator took or gave."""
+
+    __pydantic_config__: ClassVar = CHECKS
+
+    dtype: str
+    """The format as users say it (``fp16``), else torch's name (``float64``)."""
+    shape: tuple[int, ...]
+    minimum: float | None
+    """Smallest of its finite numbers, sign included; None where none is finite or it holds none."""
+    maximum: float | None
+    """Largest of its finite numbers."""
+    num_infinite: int = 0
+    num_nan: int = 0
+
+    @property
+    def amax(self) -> float | None:
+        """The largest finite magnitude."""
+        if self.minimum is None or self.maximum is None:
+            return None
+        return max(-self.minimum, self.maximum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """One operator that made infinities or NaN of finite numbers."""
+
+    __pydantic_config__: ClassVar = CHECKS
+
+    step: int
+    """Index of the optimizer step it belongs to, counted from 0 as in ``StepRecord``."""
+    kind: NonFiniteKind
+    site: Site
+    """In backward: of the forward operator whose gradient this is, where that is known; ``op`` is the backward's own."""
+    found_by: FoundBy
+    module_kind: str | None = None
+    """The module's class: ``BatchNorm1d``."""
+    forward_op: str | None = None
+    """In backward: torch's name of the node whose gradient it computed, ``SqrtBackward0``."""
+    inputs: tuple[Operand, ...] = ()
+    """Tensor inputs in the operator's order, at most eight; all of them finite."""
+    scalars: tuple[float, ...] = ()
+    """Its plain numbers in order, such as Adam's eps."""
+    output: Operand | None = None
+    parameter: str | None = None
+    """In the optimizer, or where only a guard saw it: the parameter's path, where it is known."""
+    vanished: Site | None = None
+    """Where all of its infinities turned into finite numbers again (1 / inf = 0): no NaN will show this fault."""
+    num_seen: int = 1
+    """How often an operator at this site did so, in all steps watched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFiniteRecord:
+    """What was seen of infinities and NaN in one run."""
+
+    __pydantic_config__: ClassVar = CHECKS
+
+    num_steps: int
+    """Steps that ended while the instrument was on."""
+    origins: tuple[Origin, ...] = ()
+    """One a site, in the order of the steps and operators; the first is what came first. Masks written as -inf and
+    empty memory are none."""
+    loss_steps: tuple[int, ...] = ()
+    """Steps whose loss was not finite."""
+    gradient_steps: tuple[int, ...] = ()
+    """Steps with a gradient that was not finite when backward had ended, the loss scale still in it."""
+    weight_steps: tuple[int, ...] = ()
+    """Steps after which a weight was not finite."""
+    traced_steps: tuple[int, ...] = ()
+    """Steps in which every operator was watched; their times say nothing."""
+    replayed_steps: tuple[int, ...] = ()
+    is_compiled: bool = False
+    """The loop ran compiled code: what happened in it was found by replay only."""
+    guard_ms: float = 0.0
+    """What the check added to a step of the host's time, on average."""
+    trace_ms: float = 0.0
+    """What watching every operator added to a traced step of the host's time, on average; an estimate from the
+    operators seen."""
+    note: str | None = None
+    """Why something was not seen."""
+
+    @property
+    def first(self) -> Origin | None:
+        """The origin that came first."""
+        return self.origins[0] if self.origins else None
