@@ -1,0 +1,88 @@
+"""A dispatch mode that stands around every operator, what operators are, and which node of autograd's runs them.
+
+Private names: ``_get_current_dispatch_mode_stack``, ``OpOverload._schema``, ``_current_autograd_node``,
+``_get_sequence_nr`` and ``Node._sequence_nr``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from ampwise.compat.memory import has_own_dispatch
+
+Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Called with an operator and its arguments in the operator's place; gives its result."""
+
+
+class AroundOperators(TorchDispatchMode):
+    """Lets ``around`` stand in every operator's place while the mode is entered.
+
+    Operators of tensor subclasses are left to the subclass first, so that those it runs inside are seen. Code that
+    torch.compile made stays compiled, and its operators are not seen.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, around: Around) -> None:
+        super().__init__()
+        self._around = around
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code is not thrown back to eager while the mode is on."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if any(has_own_dispatch(kind) for kind in types):
+            return NotImplemented
+        return self._around(func, args, kwargs or {})
+
+
+def is_foreign_mode_on() -> bool:
+    """Whether a dispatch mode that is not ours is entered in this thread."""
+    return any(not isinstance(mode, AroundOperators) for mode in _get_current_dispatch_mode_stack())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """What one overload of an operator is."""
+
+    name: str
+    """``aten.mm``: its overload left out."""
+    overload: str
+    """``Tensor``, ``default``."""
+    is_view: bool
+    """Its result shares the memory of an argument and nothing is computed."""
+    written: tuple[int, ...]
+    """Positions of the arguments it writes to."""
+
+
+@cache
+def operator_of(func: Any) -> Operator:
+    """What ``func`` is, as a dispatch mode is given it."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # a higher-order operator
+        return Operator(name=str(func), overload="", is_view=False, written=())
+    arguments = [argument.alias_info for argument in schema.arguments]
+    written = tuple(i for i, alias in enumerate(arguments) if alias is not None and alias.is_write)
+    returns_alias = any(one.alias_info is not None for one in schema.returns)
+    is_view = (returns_alias and not written) or schema.name in {"aten::detach", "aten::_unsafe_view", "aten::lift"}
+    name = schema.name.replace("::", ".")
+    return Operator(name=name, overload=schema.overload_name or "default", is_view=is_view, written=written)
+
+
+def last_sequence_number() -> int:
+    """The number of this thread's autograd node made last; nodes made before have smaller ones."""
+    return torch.autograd._get_sequence_nr() - 1  # pyright: ignore[reportPrivateImportUsage]
+
+
+def running_sequence_number() -> int | None:
+    """The number of the forward operator whose gradient this thread computes; None outside of a backward pass."""
+    node: Any = torch._C._current_autograd_node()  # torch's stubs leave None out
+    return None if node is None else node._sequence_nr()
