@@ -1,14 +1,28 @@
 """The laws of the loss scales, against torch's own transition."""
 
+import json
+import math
 import pickle
+import random
 
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 
 from ampwise._base.errors import RecordError, UsageError
-from ampwise.runtime.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale, as_fp32, decode, encode
+from ampwise.runtime.headroom import HeadroomLossScale
+from ampwise.runtime.headroom_update import HeadroomRules, from_device, to_device
+from ampwise.runtime.loss_scale import (
+    PRESETS,
+    DynamicLossScale,
+    NoLossScale,
+    StaticLossScale,
+    as_fp32,
+    decode,
+    encode,
+    get_loss_scale,
+)
 from ampwise.runtime.scale_update import ScaleRules, ScaleState, advance_
 
 SCALES = st.floats(2.0**-126, 2.0**100, width=32)
@@ -27,7 +41,7 @@ def on_device(state):
     return ScaleState(
         scale=torch.tensor(state.scale),
         growth_tracker=torch.tensor(state.growth_tracker, dtype=torch.int32),
-        num_overflows=torch.tensor(state.num_overflows, dtype=torch.int32),
+        num_overflows=torch.tensor(getattr(state, "num_overflows", 0), dtype=torch.int32),
     )
 
 
@@ -122,3 +136,123 @@ def test_foreign_data_is_refused(data):
 
 def _fields(state):
     return {name: value for name, value in encode(state).items() if name != "kind"}
+
+
+# ------------------------------------------------------------------ headroom
+
+HEADROOM = st.builds(
+    HeadroomLossScale,
+    scale=SCALES.filter(lambda scale: scale < 2.0**24),
+    growth_interval=st.integers(1, 5),
+    num_deviations=st.sampled_from([0.0, 1.0, 3.09]),
+)
+AMAX = st.floats(0.0, 2.0**100, width=32) | st.sampled_from([0.0, math.inf, math.nan, 2.0**-140]) | st.none()
+STEPS = st.lists(st.tuples(st.booleans(), AMAX), max_size=40)
+
+
+@given(state=HEADROOM, steps=STEPS)
+def test_headroom_on_the_device_is_the_value(state, steps):
+    device = on_device(state)
+    device.statistics = to_device(state.statistics, torch.device("cpu"))
+    for finite, amax in steps:
+        state = state.adjust(finite, amax)
+        found = torch.tensor(0.0 if finite else 2.0)
+        advance_(device, found, HeadroomRules.of(state), amax=None if amax is None else torch.tensor(amax))
+        assert device.scale.item() == state.scale
+        assert device.growth_tracker.item() == state.growth_tracker
+        assert from_device(device.statistics) == state.statistics
+
+
+@given(state=HEADROOM, steps=STEPS)
+def test_headroom_stays_within_its_bounds_and_survives_its_file(state, steps):
+    for finite, amax in steps:
+        state = state.adjust(finite, amax)
+        assert state.min_scale <= state.scale <= state.max_scale
+        assert decode(json.loads(json.dumps(encode(state)))) == state
+
+
+@given(state=HEADROOM, steps=STEPS)
+def test_an_overflow_never_leaves_headroom_at_the_scale_that_overflowed(state, steps):
+    for finite, amax in steps:
+        before, state = state.scale, state.adjust(finite, amax)
+        assert finite or state.scale <= max(before / 2, state.min_scale)
+
+
+def walk_headroom(exponents, *, hidden=0.0, state=None):
+    """Steps whose largest gradient is 2^exponent; those of activations are 2^hidden larger. Gives states and skips."""
+    state, skips = state or HeadroomLossScale(), 0
+    states = []
+    for exponent in exponents:
+        finite = state.scale * 2.0 ** (exponent + hidden) < 65520
+        skips += not finite
+        state = state.adjust(finite, 2.0**exponent if finite else None)
+        states.append(state)
+    return states, skips
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 1000), mean=st.floats(-20, 4), deviation=st.floats(0.0, 2.0))
+def test_headroom_seldom_overflows_and_wastes_little_of_the_range(seed, mean, deviation):
+    noise = random.Random(seed)
+    states, skips = walk_headroom([noise.gauss(mean, deviation) for _ in range(1000)])
+    settling = walk_headroom([noise.gauss(mean, deviation) for _ in range(500)], state=states[-1])[1]
+    assert skips <= 40
+    assert settling <= 10
+    ideal = min(15 - mean - 3.09 * deviation, 24)
+    assert ideal - 6 <= math.log2(states[-1].scale) <= ideal + 2
+
+
+def test_headroom_keeps_clear_of_gradients_it_does_not_see():
+    states, skips = walk_headroom([-3.5] * 9000, hidden=8.0)
+    assert math.log2(states[-1].scale) in {9, 10, 11}
+    assert skips < 15
+
+
+def test_headroom_follows_a_slow_drift_without_an_overflow():
+    start = walk_headroom([-2.5] * 100)[0][-1]
+    states, skips = walk_headroom([-2.5 + step / 500 for step in range(5000)], state=start)
+    assert skips == 0
+    assert states[-1].scale < start.scale
+
+
+@pytest.mark.parametrize(
+    ("given_", "kind"), [("headroom", HeadroomLossScale), ("rl", DynamicLossScale), (8, StaticLossScale)]
+)
+def test_a_preset_a_number_or_a_state_is_a_loss_scale(given_, kind):
+    assert type(get_loss_scale(given_)) is kind
+    assert get_loss_scale(get_loss_scale(given_)) == get_loss_scale(given_)
+
+
+def test_presets_start_where_their_field_does():
+    scales = {name: state.scale for name, state in PRESETS.items()}
+    assert scales == {
+        "none": 1.0,
+        "static": 2.0**16,
+        "dynamic": 2.0**16,
+        "headroom": 2.0**16,
+        "diffusion": 2.0**12,
+        "rl": 2.0**12,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given_", "told"),
+    [("headrom", 'did you mean "headroom"'), (None, "loss_scale is None"), (True, "True"), (-1.0, "positive finite")],
+)
+def test_what_is_no_loss_scale_is_refused(given_, told):
+    with pytest.raises(UsageError, match=told):
+        get_loss_scale(given_)
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"scale": 0.0}, "scale is 0.0"),
+        ({"min_scale": 4.0, "max_scale": 2.0}, "above max_scale"),
+        ({"num_deviations": -1.0}, "num_deviations"),
+        ({"growth_interval": 0}, "growth_interval"),
+    ],
+)
+def test_an_impossible_headroom_is_refused(options, fault):
+    with pytest.raises(UsageError, match=fault):
+        HeadroomLossScale(**options)

@@ -1,18 +1,22 @@
 """Says what the loss is multiplied by, and what the next step's factor is, as values that know no device."""
 
-import ctypes
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any, Self
 
 from ampwise._base.errors import RecordError, UsageError
-
-TORCH_INIT_SCALE = 2.0**16
-SMALLEST_USEFUL_SCALE = 2.0**-126
-"""The smallest normal fp32 number: below it 1/scale is not exact, and soon infinite."""
-LARGEST_SCALE = (2.0 - 2.0**-23) * 2.0**127
-"""The largest fp32 number: torch lets the scale grow as far."""
+from ampwise._base.suggest import not_one_of
+from ampwise.runtime.headroom import HeadroomLossScale, Statistics
+from ampwise.runtime.scale_numbers import (
+    LARGEST_SCALE,
+    SMALLEST_USEFUL_SCALE,
+    TORCH_INIT_SCALE,
+    as_fp32,
+    refuse,
+    scale_faults,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,7 @@ class StaticLossScale:
     scale: float = TORCH_INIT_SCALE
 
     def __post_init__(self) -> None:
-        _refuse([*_scale_faults("scale", self.scale)], "StaticLossScale")
+        refuse([*scale_faults("scale", self.scale)], "StaticLossScale")
 
     def adjust(self, finite: bool) -> Self:  # noqa: ARG002, FBT001 - the law of every loss scale
         """The state after a step whose gradients were ``finite`` or not: itself."""
@@ -74,7 +78,7 @@ class DynamicLossScale:
 
     def __post_init__(self) -> None:
         faults = [
-            fault for name in ("scale", "min_scale", "max_scale") for fault in _scale_faults(name, getattr(self, name))
+            fault for name in ("scale", "min_scale", "max_scale") for fault in scale_faults(name, getattr(self, name))
         ]
         if not self.growth_factor > 1.0:
             faults.append(f"growth_factor is {self.growth_factor}; it must be above 1")
@@ -87,7 +91,7 @@ class DynamicLossScale:
             for name, least in (("growth_interval", 1), ("hysteresis", 1), ("growth_tracker", 0), ("num_overflows", 0))
             if getattr(self, name) < least
         ]
-        _refuse(faults, "DynamicLossScale")
+        refuse(faults, "DynamicLossScale")
 
     def adjust(self, finite: bool) -> Self:  # noqa: FBT001 - the law of every loss scale
         """The state after a step whose gradients were ``finite`` or not."""
@@ -111,10 +115,47 @@ class DynamicLossScale:
         return min(max(scale, self.min_scale), self.max_scale)
 
 
-LossScale = NoLossScale | StaticLossScale | DynamicLossScale
+LossScale = NoLossScale | StaticLossScale | DynamicLossScale | HeadroomLossScale
 """Law: ``adjust`` gives a new state and leaves the old one as it was; ``decode(encode(state)) == state``."""
 
-_KINDS: Mapping[str, type[LossScale]] = {"none": NoLossScale, "static": StaticLossScale, "dynamic": DynamicLossScale}
+_KINDS: Mapping[str, type[LossScale]] = {
+    "none": NoLossScale,
+    "static": StaticLossScale,
+    "dynamic": DynamicLossScale,
+    "headroom": HeadroomLossScale,
+}
+
+PRESETS: Mapping[str, LossScale] = MappingProxyType(
+    {
+        "none": NoLossScale(),
+        "static": StaticLossScale(),
+        "dynamic": DynamicLossScale(),
+        "headroom": HeadroomLossScale(),
+        "diffusion": DynamicLossScale(scale=2.0**12),
+        "rl": DynamicLossScale(scale=2.0**12),
+    }
+)
+"""Loss scales by name. Losses of diffusion and of reinforcement learning have gradients that overflow at 2^16: starting
+at 2^12 spares the steps that would be skipped on the way down."""
+
+
+def get_loss_scale(given: Any) -> LossScale:
+    """The loss scale that a user means by a preset's name, a fixed number, or a loss scale itself.
+
+    Raises:
+        UsageError: it is none of these; the text lists what is possible.
+    """
+    if isinstance(given, LossScale):
+        return given
+    if isinstance(given, str):
+        found = PRESETS.get(given)
+        if found is None:
+            raise UsageError(not_one_of(given, PRESETS, kind="loss scale"))
+        return found
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        return StaticLossScale(scale=float(given))
+    names = ", ".join(f'"{name}"' for name in PRESETS)
+    raise UsageError(f"loss_scale is {given!r}; give {names}, a number, or a loss scale such as DynamicLossScale()")
 
 
 def encode(state: LossScale) -> dict[str, Any]:
@@ -134,21 +175,8 @@ def decode(data: Mapping[str, Any]) -> LossScale:
     if kind is None:
         raise RecordError(f'a loss scale of kind "{data.get("kind")}" is not known; possible: {", ".join(_KINDS)}')
     try:
+        if "statistics" in fields:
+            fields["statistics"] = Statistics(**fields["statistics"])
         return kind(**fields)
     except (TypeError, UsageError) as error:
         raise RecordError(f"a {data['kind']} loss scale cannot be read from {fields}: {error}") from error
-
-
-def as_fp32(value: float) -> float:
-    """``value`` rounded to the nearest fp32 number; infinite above the largest."""
-    return ctypes.c_float(value).value
-
-
-def _scale_faults(name: str, scale: float) -> list[str]:
-    valid = scale > 0.0 and math.isfinite(as_fp32(scale))
-    return [] if valid else [f"{name} is {scale}; it must be a positive finite fp32 number, such as 65536.0"]
-
-
-def _refuse(faults: list[str], owner: str) -> None:
-    if faults:
-        raise UsageError(f"{owner}: " + "; ".join(faults))

@@ -1,4 +1,4 @@
-"""The dynamic loss scale's transition on the device, without a branch on what the device holds."""
+"""The moving loss scales' transitions on the device, without a branch on what the device holds."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from ampwise.compat.scaler import update_scale_
-from ampwise.runtime.loss_scale import LARGEST_SCALE, SMALLEST_USEFUL_SCALE
+from ampwise.runtime.headroom_update import HeadroomRules, follow_
+from ampwise.runtime.loss_scale import (
+    LARGEST_SCALE,
+    SMALLEST_USEFUL_SCALE,
+    DynamicLossScale,
+    HeadroomLossScale,
+    LossScale,
+    NoLossScale,
+    StaticLossScale,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,23 +30,34 @@ class ScaleRules:
     hysteresis: int = 1
 
 
+Rules = ScaleRules | HeadroomRules
+
+
 @dataclass(slots=True, kw_only=True)
 class ScaleState:
-    """The device side of ``DynamicLossScale``: 0-dim tensors that are changed in place."""
+    """The device side of a moving loss scale: tensors that are changed in place."""
 
     scale: Tensor
     growth_tracker: Tensor
     num_overflows: Tensor
+    statistics: Tensor | None = None
+    """``HeadroomLossScale``'s, in the order of their fields."""
 
 
-def advance_(state: ScaleState, found_inf: Tensor, rules: ScaleRules) -> None:
-    """Move ``state`` to what ``DynamicLossScale.adjust(found_inf == 0)`` gives, bit for bit.
+def advance_(state: ScaleState, found_inf: Tensor, rules: Rules, *, amax: Tensor | None = None) -> None:
+    """Move ``state`` to what the value's ``adjust(found_inf == 0)`` gives, bit for bit.
 
     Args:
         state: changed in place.
         found_inf: 0-dim fp32; not 0 after an overflow.
         rules: the factors and bounds.
+        amax: 0-dim fp32, the magnitude of the largest unscaled gradient, for ``HeadroomRules``; None if not measured.
     """
+    if isinstance(rules, HeadroomRules):
+        assert state.statistics is not None  # noqa: S101 - those who have the rules have the statistics
+        amax = torch.zeros_like(state.scale) if amax is None else amax
+        follow_(state.scale, state.growth_tracker, state.statistics, found_inf, amax, rules)
+        return
     if rules.hysteresis == 1:
         update_scale_(
             state.scale,
@@ -52,7 +72,7 @@ def advance_(state: ScaleState, found_inf: Tensor, rules: ScaleRules) -> None:
     state.scale.clamp_(rules.min_scale, rules.max_scale)
 
 
-def back_off_once_(state: ScaleState, found_inf: Tensor, made_with: Tensor, rules: ScaleRules) -> None:
+def back_off_once_(state: ScaleState, found_inf: Tensor, made_with: Tensor, rules: Rules) -> None:
     """Take in one more optimizer of a step that has been counted: it may back off, never grow.
 
     Args:
@@ -63,9 +83,31 @@ def back_off_once_(state: ScaleState, found_inf: Tensor, made_with: Tensor, rule
         rules: the factors and bounds.
     """
     found = found_inf != 0
-    backed_off = torch.minimum(state.scale, _product(made_with, rules.backoff_factor))
+    factor = 0.5 if isinstance(rules, HeadroomRules) else rules.backoff_factor
+    backed_off = torch.minimum(state.scale, _product(made_with, factor))
     state.scale.copy_(torch.where(found, backed_off, state.scale)).clamp_(rules.min_scale, rules.max_scale)
     state.growth_tracker.mul_(~found)
+
+
+def rules_of(loss_scale: LossScale) -> Rules:
+    """What a loss scale moves by; one that does not move has no room between its bounds."""
+    match loss_scale:
+        case NoLossScale() | StaticLossScale():
+            scale = loss_scale.scale
+            return ScaleRules(
+                growth_factor=2.0, backoff_factor=0.5, growth_interval=2000, min_scale=scale, max_scale=scale
+            )
+        case DynamicLossScale() as state:
+            return ScaleRules(
+                growth_factor=state.growth_factor,
+                backoff_factor=state.backoff_factor,
+                growth_interval=state.growth_interval,
+                min_scale=state.min_scale,
+                max_scale=state.max_scale,
+                hysteresis=state.hysteresis,
+            )
+        case HeadroomLossScale() as state:
+            return HeadroomRules.of(state)
 
 
 def _advance_with_hysteresis_(state: ScaleState, found: Tensor, rules: ScaleRules) -> None:
