@@ -13,7 +13,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 FOREIGN = {*sys.stdlib_module_names, "torch", "numpy"}
 MAY_ASSIGN = {
     "interpose/seam.py": "the one place that replaces",
-    "interpose/cast_lists.py": "torch's public tag on its compile caches, restored",
+    "interpose/compile_caches.py": "torch's public tag on its compile caches, restored",
     "compat": "torch's own switches, set and restored",
     "runner/script.py": "a script run as __main__ has its own argv, path and excepthook",
 }

@@ -84,12 +84,28 @@ def replace_kernels(key: str, names: Iterable[str], make: Callable[[Kernel], Ker
 
     Both kernels take the dispatch keys of the call first. An overload without a kernel there is passed over.
     """
+    originals = own_kernels(key, names)
+    return put_kernels(key, {name: make(original) for name, original in originals.items()})
+
+
+def own_kernels(key: str, names: Iterable[str], *, composite: bool = False) -> dict[str, Kernel]:
+    """The kernels of the overloads under the dispatch key; they take the dispatch keys of the call first.
+
+    An overload without a kernel there is left out. ``composite`` takes the one for all backends where the key has
+    none of its own.
+    """
     theirs = torch._C._dispatch_get_registrations_for_dispatch_key(key)
-    qualified = {name: f"{_NAMESPACE}::{name}" for name in names}
-    originals = {
-        name: torch.library.get_kernel(full, key).call_boxed for name, full in qualified.items() if full in theirs
+    qualified = {name: f"{_NAMESPACE}::{name}" for name in names if find_overload(name) is not None}
+    return {
+        name: torch.library.get_kernel(full, key).call_boxed
+        for name, full in qualified.items()
+        if full in theirs or (composite and torch._C._dispatch_has_computed_kernel_for_dispatch_key(full, key))
     }
-    return _implement({name: make(original) for name, original in originals.items()}, key, with_keys=True)
+
+
+def put_kernels(key: str, kernels: Mapping[str, Kernel]) -> Callable[[], None]:
+    """Put ``kernels``, which take the dispatch keys of the call first, under the key until the undo is called."""
+    return _implement(kernels, key, with_keys=True)
 
 
 def _implement(kernels: Mapping[str, Kernel], key: str, *, with_keys: bool) -> Callable[[], None]:

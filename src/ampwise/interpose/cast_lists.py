@@ -5,13 +5,13 @@ autocast is off nothing does. They are reached from Python, from TorchScript and
 """
 
 import hashlib
-import sys
 
 import torch
 
 from ampwise._base.errors import CannotRunError, UsageError
 from ampwise.compat.dispatch import Kernel, has_autocast_key, register_kernels, registered
 from ampwise.interpose.cast_kernels import make_kernel
+from ampwise.interpose.compile_caches import cache_tags, tag_caches
 from ampwise.interpose.seam import Undo, once
 from ampwise.plan.operators import CastLists, CastPolicy, cast_lists
 
@@ -39,13 +39,11 @@ def use_cuda_lists(device_type: str = "cpu", *, extra: bool = True) -> Undo:
     tag = f"{_TAG}-{device_type}-{_digest(policies)}"
     _check_not_in_use(device_type)
     unregister = register_kernels(device_type, _kernels(policies, device_type))
-    _set_cache_tags([*_cache_tags(), tag])
-    _forget_compiled()
+    untag = tag_caches(tag)
 
     def undo() -> None:
         unregister()
-        _set_cache_tags([one for one in _cache_tags() if one != tag])
-        _forget_compiled()
+        untag()
 
     return once(undo)
 
@@ -66,7 +64,7 @@ def _kernels(policies: dict[str, CastPolicy], device_type: str) -> dict[str, Ker
 
 
 def _check_not_in_use(device_type: str) -> None:
-    if any(tag.startswith(f"{_TAG}-{device_type}-") for tag in _cache_tags()):
+    if any(tag.startswith(f"{_TAG}-{device_type}-") for tag in cache_tags()):
         raise CannotRunError(
             f"CUDA's cast lists are in use for {device_type} already; undo them before you ask for them again"
         )
@@ -74,17 +72,3 @@ def _check_not_in_use(device_type: str) -> None:
 
 def _digest(policies: dict[str, CastPolicy]) -> str:
     return hashlib.sha256(repr(sorted(policies.items())).encode()).hexdigest()[:16]
-
-
-def _cache_tags() -> list[str]:
-    tag = torch.compiler.config.cache_key_tag
-    return tag.split("+") if tag else []
-
-
-def _set_cache_tags(tags: list[str]) -> None:
-    torch.compiler.config.cache_key_tag = "+".join(tags)
-
-
-def _forget_compiled() -> None:
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()
