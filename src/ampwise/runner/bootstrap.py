@@ -27,6 +27,7 @@ def spec_from_json(text: str) -> LaunchSpec:
     """The spec that ``spec_to_json`` wrote."""
     fields: dict[str, Any] = json.loads(text)
     fields.update(lists=Lists(fields["lists"]), malloc=Malloc(fields["malloc"]))
+    fields["instruments"] = tuple(fields["instruments"])
     return LaunchSpec(**fields)
 
 

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from ampwise.instruments.memory import PeakMemory
     from ampwise.instruments.steps import StepWatcher
     from ampwise.runner.inject import Injected
+    from ampwise.runner.instruments import Instrument
     from ampwise.runtime.device import Choice
 
 _NO_TORCH = "the script did not import torch"
+_EMULATED = "emulated: its losses are those of {0} hardware, its times and memory this CPU's"
 
 
 class Session:
@@ -51,6 +53,7 @@ class Session:
         self._injected: Injected | None = None
         self._steps: StepWatcher | None = None
         self._memory: PeakMemory | None = None
+        self._instruments: dict[str, Instrument] = {}
         self._notes: list[str] = []
 
     @property
@@ -107,6 +110,7 @@ class Session:
             final_scale=injected.scale if injected else None,
             allocator=self._allocator,
             left_alone=injected.left_alone if injected else None,
+            emulated=choice.emulated if choice else False,
             notes=self._all_notes(),
         )
 
@@ -122,9 +126,10 @@ class Session:
     def _own_record(self) -> RunRecord:
         choice, injected, memory = self._choice, self._injected, self._memory
         slowed = memory.slowed_steps if memory else frozenset[int]()
+        slowed = slowed.union(*(one.slowed_steps for one in self._instruments.values()))
         return RunRecord(
             variant=self.spec.variant,
-            precision=choice.precision if choice else self.spec.precision,
+            precision=choice.label if choice else self.spec.precision,
             reason=choice.reason if choice else _NO_TORCH,
             repeat=self.spec.repeat,
             end=RunEnd.NO_STEPS,
@@ -134,6 +139,7 @@ class Session:
             watching_ms=self._steps.cost_ms if self._steps else None,
             left_alone=injected.left_alone if injected else None,
             notes=self._all_notes(),
+            **{field: one.record() for field, one in self._instruments.items()},
         )
 
     def _all_notes(self) -> tuple[str, ...]:
@@ -166,6 +172,8 @@ class Session:
         self._injected = stack.enter_context(inject(choice=self._choice, lists=spec.lists))
         if spec.record is not None:
             stack.enter_context(seed_run(spec.repeat))
+            if self._choice.emulated:
+                self._notes.append(_EMULATED.format(self._choice.precision))
             self._add_instruments()
         if spec.compile:
             from ampwise.runner.compiling import compile_outermost
@@ -187,6 +195,10 @@ class Session:
         self._steps = self._stack.enter_context(StepWatcher(BUS))
         if self.spec.memory_step is not None:
             self._memory = self._stack.enter_context(PeakMemory(BUS, step=self.spec.memory_step))
+        if self.spec.instruments:
+            from ampwise.runner.instruments import enter_instruments
+
+            self._instruments = enter_instruments(BUS, self.spec, self._stack)
 
     def _follow_forks(self) -> None:
         """A process that multiprocessing forks inherits all of this; it counts for itself and reports at its end."""

@@ -21,6 +21,8 @@ class LaunchSpec:
 
     precision: str = "auto"
     """``auto`` or a format's name."""
+    emulate: str | None = None
+    """A format's name: compute as if this CPU had its hardware. It is then the precision too."""
     lists: Lists = Lists.CUDA
     malloc: Malloc = Malloc.AUTO
     device: str | None = None
@@ -33,6 +35,8 @@ class LaunchSpec:
     """Added to every seed the script sets or would have had, so that repeats differ and variants do not."""
     memory_step: int | None = None
     """Index of the step whose storages are counted."""
+    instruments: tuple[str, ...] = ()
+    """What else the run is watched with, by the names of ``runner/instruments``; each fills its part of the record."""
     scratch: str | None = None
     """Folder to which what the script saves is redirected; None leaves its files to it."""
     record: str | None = None
@@ -46,5 +50,6 @@ class LaunchSpec:
 
     @property
     def variant(self) -> str:
-        """As a user writes it: ``bf16+compile``."""
-        return f"{self.precision}+compile" if self.compile else self.precision
+        """As a user writes it: ``bf16+compile``, ``emulated fp16``."""
+        name = self.precision if self.emulate is None else f"emulated {self.emulate}"
+        return f"{name}+compile" if self.compile else name

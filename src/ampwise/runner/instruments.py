@@ -1,0 +1,65 @@
+"""Which instruments a run can be watched with: their names, how each is made, and what it fills of the run's record."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from ampwise._base.errors import UsageError
+from ampwise._base.suggest import not_one_of
+from ampwise.observe.events import EventBus
+from ampwise.observe.modules import ModuleStack
+from ampwise.runner.spec import LaunchSpec
+
+
+class Instrument(AbstractContextManager[Any], Protocol):
+    """Watches a loop while entered."""
+
+    @property
+    def slowed_steps(self) -> frozenset[int]:
+        """Indices of the steps that it made slower, so that their time says nothing."""
+        ...
+
+    def record(self) -> Any:
+        """Its part of the run's record."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstrumentRow:
+    """One instrument. Those that watch operators have steps of their own, where no other disturbs them."""
+
+    name: str
+    field: str
+    """Of ``RunRecord``."""
+    make: Callable[[EventBus, LaunchSpec, ModuleStack], Instrument]
+    """The stack of modules being called is shared: all instruments of a run call a module by the same name."""
+
+
+def _casts(bus: EventBus, spec: LaunchSpec, stack: ModuleStack) -> Instrument:
+    from ampwise.instruments.casts import CastWatch
+
+    return CastWatch(bus, steps=(1, 2) if spec.instruments == ("casts",) else (3, 4), stack=stack)
+
+
+ROWS: Final = (InstrumentRow(name="casts", field="casts", make=_casts),)
+
+
+def rows_of(names: Iterable[str]) -> tuple[InstrumentRow, ...]:
+    """The instruments of these names, in the table's order: it says who is entered first.
+
+    Raises:
+        UsageError: there is no instrument of that name.
+    """
+    wanted = tuple(names)
+    known = [row.name for row in ROWS]
+    for name in wanted:
+        if name not in known:
+            raise UsageError(not_one_of(name, known, kind="instrument"))
+    return tuple(row for row in ROWS if row.name in wanted)
+
+
+def enter_instruments(bus: EventBus, spec: LaunchSpec, undo: ExitStack) -> dict[str, Instrument]:
+    """Start the instruments that ``spec`` names, until ``undo`` is closed: each by its field of the run's record."""
+    stack = ModuleStack()
+    return {row.field: undo.enter_context(row.make(bus, spec, stack)) for row in rows_of(spec.instruments)}
