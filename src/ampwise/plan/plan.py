@@ -1,19 +1,15 @@
 """What is computed in which format: a default, and rules over modules and operators. Pure data."""
 
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Final
+from typing import Any
 
 from ampwise._base.errors import PlanError
-from ampwise._base.suggest import not_one_of
 from ampwise._base.text import inert_line
-from ampwise.formats.table import FORMATS, find_format
+from ampwise.plan.checks import PLAN_FORMATS, RULE_FORMATS, own_name, plan_mistakes, quoted, rule_mistakes
 from ampwise.plan.names import op_mistake, operators_meant
-from ampwise.plan.patterns import covers, mistake_in
-
-_TORCH: Final = re.compile(r"\d+\.\d+")
+from ampwise.plan.patterns import covers
 
 
 class Lists(StrEnum):
@@ -60,8 +56,7 @@ class Rule:
     """Why, for whoever reads the plan."""
 
     def __post_init__(self) -> None:
-        _raise_for(list(rule_mistakes(self)))
-        _canonicalise(self, ("compute", "output", "grad"))
+        _settle(self, RULE_FORMATS, rule_mistakes)
 
     @property
     def operators(self) -> frozenset[str] | None:
@@ -74,6 +69,11 @@ class Rule:
             return False
         mine = self.operators
         return mine is None or (bool(operators) and mine >= (operators or frozenset()))
+
+    @property
+    def selector(self) -> tuple[str | None, frozenset[str] | None]:
+        """What it is about, the same for every spelling of its operator."""
+        return self.module, self.operators
 
     @property
     def wanted(self) -> tuple[str | None, ...]:
@@ -137,8 +137,7 @@ class Plan:
     """The torch release whose cast lists hold, as ``2.13``; None means the installed one's."""
 
     def __post_init__(self) -> None:
-        _raise_for([*plan_mistakes(self), *contradictions(self.rules)])
-        _canonicalise(self, ("default", "output", "grad", "parameters"))
+        _settle(self, PLAN_FORMATS, lambda own: [*plan_mistakes(own), *contradictions(enumerate(self.rules))])
 
     def resolve(self, module: str, op: str | None = None, *, root: str = "") -> Resolved:
         """Which formats hold for the operator ``op`` in a module, or for the module itself.
@@ -153,44 +152,22 @@ class Plan:
         """
         operators = None if op is None else operators_meant(op)
         if op is not None and not operators:
-            raise PlanError(f'"{inert_line(op, max_length=60)}" {op_mistake(op)}')
+            raise PlanError(f"{quoted(op)} {op_mistake(op)}")
         for index, rule in reversed(list(enumerate(self.rules))):
             if rule.holds_at(module, operators, root=root):
                 return Resolved(compute=rule.compute, output=rule.output, grad=rule.grad, rule=rule, index=index)
         return Resolved(compute=self.default, output=None, grad=self.grad, rule=None, index=None)
 
 
-def rule_mistakes(rule: Rule, *, path: str = "") -> Iterator[str]:
-    """Everything that is wrong with a rule taken alone, each with its path."""
-    if rule.module is None and rule.op is None:
-        yield f"{path or 'rule'}: names neither a module nor an op; to set a format everywhere, write it as the default"
-    dot = f"{path}." if path else ""
-    yield from _format_mistakes(rule, ("compute", "output", "grad"), dot)
-    if rule.module is not None and (wrong := mistake_in(rule.module)):
-        yield f'{dot}module: "{inert_line(rule.module, max_length=60)}" {wrong}'
-    if rule.op is not None and (wrong := op_mistake(rule.op)):
-        yield f'{dot}op: "{inert_line(rule.op, max_length=60)}" {wrong}'
-
-
-def plan_mistakes(plan: Plan) -> Iterator[str]:
-    """Everything that is wrong with a plan beside its rules, each with its path."""
-    yield from _format_mistakes(plan, ("default", "output", "grad", "parameters"), "")
-    if plan.torch is not None and not _TORCH.fullmatch(plan.torch):
-        yield f'torch: "{inert_line(plan.torch, max_length=60)}" is not a torch release; write it as in 2.13'
-    kept = find_format(str(plan.parameters))
-    if plan.updates is not Updates.NEAREST and kept and kept.storage_bits >= 32:
-        yield f"updates: {plan.updates} is for parameters below fp32; parameters are {kept.name}"
-
-
-def contradictions(rules: Sequence[Rule]) -> Iterator[str]:
+def contradictions(rules: Iterable[tuple[int, Rule]]) -> Iterator[str]:
     """Each rule that contradicts an earlier one, both shown: same place, in any spelling of its operator."""
-    first: dict[object, int] = {}
-    for index, rule in enumerate(rules):
-        earlier = first.setdefault((rule.module, rule.operators), index)
-        if rules[earlier].wanted != rule.wanted:
+    first: dict[object, tuple[int, Rule]] = {}
+    for index, rule in rules:
+        earlier, other = first.setdefault(rule.selector, (index, rule))
+        if other.wanted != rule.wanted:
             yield (
                 f"rules[{earlier}] and rules[{index}] contradict each other for {rule.place()}: "
-                f"{_shown(rules[earlier])}; {_shown(rule)}. Keep one of them"
+                f"{_shown(other)}; {_shown(rule)}. Keep one of them"
             )
 
 
@@ -199,22 +176,14 @@ def _shown(rule: Rule) -> str:
     return f"{rule.formats()}{because}"
 
 
-def _format_mistakes(value: Rule | Plan, names: Sequence[str], dot: str) -> Iterator[str]:
-    for name in names:
-        given = getattr(value, name)
-        if given is not None and find_format(str(given)) is None:
-            yield f"{dot}{name}: {not_one_of(inert_line(str(given), max_length=60), FORMATS, kind='format')}"
+def _settle(value: Rule | Plan, formats: Sequence[str], mistakes: Callable[[Mapping[str, Any]], Iterable[str]]) -> None:
+    """Refuse a value with mistakes; put ampwise's own names of formats in place of those given."""
+    raise_for(list(mistakes({field.name: getattr(value, field.name) for field in fields(value)})))
+    for name in formats:  # the value is frozen, but not out of its constructor yet
+        object.__setattr__(value, name, own_name(getattr(value, name)))
 
 
-def _canonicalise(value: Rule | Plan, names: Sequence[str]) -> None:
-    """Put ampwise's own name for each format in place of the one given; the value is not out of its constructor yet."""
-    for name in names:
-        given = getattr(value, name)
-        found = find_format(str(given)) if given is not None else None
-        if found is not None and found.name != given:
-            object.__setattr__(value, name, found.name)
-
-
-def _raise_for(mistakes: Sequence[str]) -> None:
+def raise_for(mistakes: Sequence[str]) -> None:
+    """Raise a ``PlanError`` that names all of the mistakes, if there are any."""
     if mistakes:
         raise PlanError("\n".join(mistakes))

@@ -92,9 +92,7 @@ def test_every_mistake_of_a_rule_is_named_at_once():
 
 
 def test_a_rule_for_everywhere_is_a_default():
-    with pytest.raises(
-        PlanError, match=r"names neither a module nor an op; to set a format everywhere, .* the default"
-    ):
+    with pytest.raises(PlanError, match="names neither a module nor an op; to set a format everywhere, write"):
         Rule(compute="fp32")
 
 
