@@ -153,6 +153,10 @@ class Plan:
         operators = None if op is None else operators_meant(op)
         if op is not None and not operators:
             raise PlanError(f"{quoted(op)} {op_mistake(op)}")
+        return self.decide(module, operators, root=root)
+
+    def decide(self, module: str, operators: frozenset[str] | None, *, root: str = "") -> Resolved:
+        """``resolve`` for operators by aten's names, which need not be known."""
         for index, rule in reversed(list(enumerate(self.rules))):
             if rule.holds_at(module, operators, root=root):
                 return Resolved(compute=rule.compute, output=rule.output, grad=rule.grad, rule=rule, index=index)

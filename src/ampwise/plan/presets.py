@@ -98,4 +98,4 @@ def get_precision(name: str) -> Precision:
 
 
 def _emulation_of(name: str) -> str:
-    return f". --emulate {name} computes on any CPU as if it had it" if name.startswith("fp8") else ""
+    return f". --emulate {name} computes on a CPU as if it had it" if name.startswith("fp8") else ""

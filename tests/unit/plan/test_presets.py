@@ -29,7 +29,7 @@ def test_an_unknown_precision_is_refused_with_what_was_meant():
 
 def test_a_format_that_autocast_lacks_cannot_run_and_names_emulation_where_there_is_one():
     with pytest.raises(CannotRunError, match=r"autocast cannot compute in fp8_e4m3.*--emulate fp8_e4m3"):
-        get_precision("fp8")
+        get_precision("fp8_e4m3")
     with pytest.raises(CannotRunError, match=r"autocast cannot compute in fp64; choose one of auto, .*fp16$"):
         get_precision("fp64")
 

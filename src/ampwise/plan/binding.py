@@ -1,0 +1,74 @@
+"""Whether a plan fits a model: rules that mean no module of it, call no operator of it, or never decide."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+
+from ampwise.plan.checks import quoted
+from ampwise.plan.patterns import REGEX, is_match
+from ampwise.plan.plan import Plan, Rule
+
+
+def misfits(
+    plan: Plan, modules: Mapping[str, Collection[str]], *, operators: Iterable[str] | None = None
+) -> tuple[str, ...]:
+    """What is to be warned of before the plan is applied to a model, each with the rule's path.
+
+    Args:
+        plan: the plan.
+        modules: what each root is called (empty where there is one), with the paths of its modules as
+            ``named_modules`` gives them.
+        operators: the operators that the model calls, where that is known.
+    """
+    called = None if operators is None else frozenset(operators)
+    return tuple(
+        text
+        for index, rule in enumerate(plan.rules)
+        if (text := _misfit(plan, index, rule, modules, called)) is not None
+    )
+
+
+def _misfit(
+    plan: Plan, index: int, rule: Rule, modules: Mapping[str, Collection[str]], called: frozenset[str] | None
+) -> str | None:
+    places = [(root, path) for root, paths in modules.items() for path in paths]
+    if rule.module is not None and not any(is_match(rule.module, path, root=root) for root, path in places):
+        return f"rules[{index}].module: {quoted(rule.module)} matches no module{_nearest(rule.module, places)}"
+    if called is not None and rule.operators is not None and called.isdisjoint(rule.operators):
+        return f"rules[{index}].op: {quoted(rule.op or '')} is called nowhere in the model"
+    overruled = _overruled_by(plan, index, rule, places)
+    if overruled:
+        others = " and ".join(f"rules[{one}] ({plan.rules[one].place()})" for one in sorted(overruled))
+        return (
+            f"rules[{index}]: {rule.place()} never decides: {others} below it hold{'s' * (len(overruled) == 1)} there"
+        )
+    return None
+
+
+def _overruled_by(plan: Plan, index: int, rule: Rule, places: Iterable[tuple[str, str]]) -> set[int]:
+    """The later rules that decide wherever this one holds; none where it decides somewhere."""
+    operators, found = rule.operators, set[int]()
+    for root, path in places:
+        if not rule.holds_at(path, operators, root=root):
+            continue
+        decided = plan.decide(path, operators, root=root).index
+        if decided == index or decided is None:
+            return set()
+        found.add(decided)
+    return found
+
+
+def _nearest(pattern: str, places: Iterable[tuple[str, str]]) -> str:
+    near = get_close_matches(pattern.removeprefix(REGEX), list(_generalised(places)), n=1, cutoff=0.6)
+    return f"; did you mean {quoted(near[0])}?" if near else ""
+
+
+def _generalised(places: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Globs that would match: each path with its numbers as stars, and its last word behind one."""
+    for root, path in places:
+        if root:
+            yield root
+        if path:
+            words = ["*" if word.isdigit() else word for word in path.split(".")]
+            yield path
+            yield ".".join(words)
+            yield f"*.{words[-1]}"
