@@ -11,6 +11,8 @@ from ampwise._base.version import __version__
 
 if TYPE_CHECKING:
     from ampwise._base.errors import AmpwiseError, CannotRunError, RecordError, UsageError
+    from ampwise.emulate.emulation import emulated
+    from ampwise.emulate.rounding import round_to
     from ampwise.runtime.autocast import autocast
     from ampwise.runtime.checkpoint import load_checkpoint, save_checkpoint
     from ampwise.runtime.custom_function import custom_bwd, custom_fwd
@@ -22,6 +24,8 @@ _HOMES = {
     "CannotRunError": "ampwise._base.errors",
     "RecordError": "ampwise._base.errors",
     "UsageError": "ampwise._base.errors",
+    "emulated": "ampwise.emulate.emulation",
+    "round_to": "ampwise.emulate.rounding",
     "autocast": "ampwise.runtime.autocast",
     "custom_bwd": "ampwise.runtime.custom_function",
     "custom_fwd": "ampwise.runtime.custom_function",
@@ -42,7 +46,9 @@ __all__ = [
     "autocast",
     "custom_bwd",
     "custom_fwd",
+    "emulated",
     "load_checkpoint",
+    "round_to",
     "save_checkpoint",
 ]
 

@@ -39,10 +39,14 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option(
     "--precision",
-    default="fp32,auto",
-    show_default=True,
+    show_default="fp32,auto; with --emulate fp32",
     metavar="NAMES",
     help="What to compare; ratios are to the first: fp32, tf32, bf16, fp16, auto, each with or without +compile.",
+)
+@click.option(
+    "--emulate",
+    metavar="FORMATS",
+    help="Compare with this CPU's emulation too: tf32, bf16, fp16, fp8_e4m3, fp8_e5m2. Its losses are what to look at.",
 )
 @click.option(
     "--steps",
@@ -98,8 +102,9 @@ def command(words: tuple[str, ...], **options: Any) -> int:
 
 
 def _plan(options: Mapping[str, Any]) -> ComparisonPlan:
+    precision, emulate = options["precision"], options["emulate"]
     return ComparisonPlan(
-        variants=parse_variants(options["precision"]),
+        variants=parse_variants(precision or ("fp32,auto" if emulate is None else "fp32"), emulate=emulate),
         num_steps=options["steps"],
         num_repeats=options["repeat"],
         project_steps=options["project_steps"],

@@ -19,6 +19,7 @@ from ampwise._base.errors import AmpwiseError, CannotRunError, UsageError
 from ampwise._base.text import inert_line
 from ampwise.cli.exits import INTERRUPTED, USAGE, has_syntax_error, say
 from ampwise.cli.options import lists_option, malloc_option, misplaced, module_option, script_words, target_of
+from ampwise.emulate.recipes import get_recipe
 from ampwise.plan.presets import get_precision
 from ampwise.records.files import to_plain
 from ampwise.runner.bootstrap import announce, children_environment, own_environment
@@ -87,7 +88,7 @@ class _Voice:
             os.write(self._stdout, (json.dumps(document, indent=1) + "\n").encode())
         elif failure is not None:
             if self._summary and summary.num_steps:
-                say(f"{summary.precision}, {summary.num_steps} steps; {failure}")
+                say(f"{summary.label}, {summary.num_steps} steps; {failure}")
         elif self._summary:
             for line in summary_lines(summary):
                 say(line)
@@ -99,7 +100,12 @@ class _Voice:
     context_settings={"allow_interspersed_args": False},
     short_help="Run a training script, unmodified, in mixed precision.",
 )
-@click.option("--precision", default="auto", metavar="NAME", help="auto (default), fp32, tf32, bf16 or fp16.")
+@click.option("--precision", metavar="NAME", help="auto (default), fp32, tf32, bf16 or fp16.")
+@click.option(
+    "--emulate",
+    metavar="FORMAT",
+    help="Compute on this CPU as if it had the format's hardware: tf32, bf16, fp16, fp8_e4m3 or fp8_e5m2.",
+)
 @module_option
 @click.option("--device", metavar="DEVICE", help="cpu, cuda:1, ...: the current device of the run.")
 @lists_option
@@ -135,11 +141,17 @@ def command(words: tuple[str, ...], **options: Any) -> int:
 
 
 def _spec(options: Mapping[str, Any]) -> LaunchSpec:
-    precision, device = options["precision"], options["device"]
+    precision, device = options["precision"] or "auto", options["device"]
+    emulate = get_recipe(options["emulate"]).name if options["emulate"] is not None else None
+    if emulate is not None and options["precision"] is not None:
+        raise UsageError(f"--emulate {emulate} says the precision already; leave --precision out")
+    if emulate is not None and options["show_code"]:
+        raise UsageError("--show-code shows plain torch, which cannot emulate; leave out one of it and --emulate")
     if device is not None and _DEVICE.fullmatch(device) is None:
         raise UsageError(f'"{inert_line(device)}" is not a device; write cpu, cuda, cuda:1, mps or xpu')
     return LaunchSpec(
-        precision="auto" if precision == "auto" else get_precision(precision).name,
+        precision=emulate or ("auto" if precision == "auto" else get_precision(precision).name),
+        emulate=emulate,
         lists=Lists(options["lists"]),
         malloc=Malloc(options["malloc"]),
         device=device,

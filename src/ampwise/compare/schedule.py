@@ -50,6 +50,7 @@ class ScheduledRun:
         return LaunchSpec(
             precision=self.variant.precision,
             compile=self.variant.compile,
+            emulate=self.variant.emulate,
             repeat=self.repeat,
             stop_after=plan.num_steps,
             memory_step=plan.memory_step,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ampwise._base.errors import AmpwiseError, CannotRunError, UsageError
 from ampwise._base.suggest import not_one_of
 from ampwise._base.text import inert_line
+from ampwise.emulate.recipes import get_recipe
 from ampwise.plan.presets import get_precision
 
 _COMPILE = "compile"
@@ -20,6 +21,8 @@ class Variant:
     precision: str
     """``auto`` or a precision's own name."""
     compile: bool = False
+    emulate: str | None = None
+    """The format whose hardware the CPU is to have; it is then the precision too."""
 
     @property
     def is_fp32(self) -> bool:
@@ -30,8 +33,8 @@ class Variant:
 FP32 = Variant(name="fp32", precision="fp32")
 
 
-def parse_variants(text: str) -> tuple[Variant, ...]:
-    """The variants that ``text`` names, in its order.
+def parse_variants(text: str, *, emulate: str | None = None) -> tuple[Variant, ...]:
+    """The variants that ``text`` names, in its order, then those that ``emulate`` names.
 
     Raises:
         UsageError: some are unknown or named twice; all mistakes are told at once.
@@ -39,38 +42,54 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     """
     variants: list[Variant] = []
     errors: list[AmpwiseError] = []
-    for name in (part.strip() for part in text.split(",")):
-        try:
-            variants.append(_parse(name))
-        except AmpwiseError as error:
-            errors.append(error)
+    given = {"--precision": (text, _parse), "--emulate": (emulate, _parse_emulated)}
+    for option, (names, parse) in given.items():
+        for name in (part.strip() for part in names.split(",")) if names is not None else ():
+            try:
+                variants.append(parse(name))
+            except AmpwiseError as error:
+                errors.append(type(error)(f"{option}: {error}"))
     errors.extend(_duplicates(variants))
     if errors:
         kind = UsageError if any(isinstance(error, UsageError) for error in errors) else CannotRunError
-        raise kind("; ".join(f"--precision: {error}" for error in errors))
+        raise kind("; ".join(map(str, errors)))
     return tuple(variants)
 
 
 def _parse(name: str) -> Variant:
+    precision, is_compiled = _parts(name, example="fp32,auto")
+    known = precision if precision == "auto" else get_precision(precision).name
+    return Variant(name=inert_line(name), precision=known, compile=is_compiled)
+
+
+def _parse_emulated(name: str) -> Variant:
+    format_name, is_compiled = _parts(name, example="fp16,fp8")
+    known = get_recipe(format_name).name
+    title = f"emulated {known}+{_COMPILE}" if is_compiled else f"emulated {known}"
+    return Variant(name=title, precision=known, compile=is_compiled, emulate=known)
+
+
+def _parts(name: str, *, example: str) -> tuple[str, bool]:
+    """What stands before ``+compile``, and whether that is there."""
     if not name:
-        raise UsageError("a name is missing; write them with commas between, as in fp32,auto")
-    precision, *additions = (part.strip().lower() for part in name.split("+"))
+        raise UsageError(f"a name is missing; write them with commas between, as in {example}")
+    first, *additions = (part.strip().lower() for part in name.split("+"))
     for addition in additions:
         if addition != _COMPILE:
             raise UsageError(
                 f'"{inert_line(name)}": {not_one_of(inert_line(addition), [_COMPILE], kind="known addition")}'
             )
-    known = precision if precision == "auto" else get_precision(precision).name
-    return Variant(name=inert_line(name), precision=known, compile=bool(additions))
+    return first, bool(additions)
 
 
 def _duplicates(variants: Iterable[Variant]) -> list[UsageError]:
-    seen: dict[tuple[str, bool], str] = {}
+    seen: dict[tuple[str, bool, str | None], str] = {}
     errors: list[UsageError] = []
     for variant in variants:
-        key = (variant.precision, variant.compile)
+        key = (variant.precision, variant.compile, variant.emulate)
         if key in seen:
+            option = "--precision" if variant.emulate is None else "--emulate"
             same = f"{seen[key]} and {variant.name} are the same" if seen[key] != variant.name else variant.name
-            errors.append(UsageError(f"{same}; name each variant once (more runs of each: --repeat)"))
+            errors.append(UsageError(f"{option}: {same}; name each variant once (more runs of each: --repeat)"))
         seen.setdefault(key, variant.name)
     return errors

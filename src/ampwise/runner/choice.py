@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampwise._base.errors import CannotRunError
 from ampwise.records.files import load, save
 from ampwise.runner.spec import LaunchSpec
 
@@ -22,10 +23,12 @@ def choose_once(spec: LaunchSpec, *, device: "torch.device") -> "Choice":
     A measurement may come out differently on a busy machine, and ranks that train together must agree.
 
     Raises:
-        CannotRunError: the machine cannot compute in the precision asked for.
+        CannotRunError: the machine cannot compute in the precision asked for, or emulate it.
     """
     from ampwise.runtime.device import Choice, choose_precision
 
+    if spec.emulate is not None:
+        return _emulated(spec.emulate, device)
     shared = Path(spec.parts, "choice.json") if spec.parts is not None and Path(spec.parts).is_dir() else None
     if shared is not None and shared.exists():
         return load(shared, Choice)
@@ -33,6 +36,19 @@ def choose_once(spec: LaunchSpec, *, device: "torch.device") -> "Choice":
     if shared is None:
         return choice
     return load(shared, Choice) if not _publish(choice, shared) else choice
+
+
+def _emulated(name: str, device: "torch.device") -> "Choice":
+    from ampwise.emulate.recipes import RECIPES
+    from ampwise.runtime.device import Choice
+
+    if device.type != "cpu":
+        raise CannotRunError(
+            f"--emulate {name}: the CPU is what emulates, and this run is on {device}; add --device cpu, or compute on "
+            f"{device} itself with --precision"
+        )
+    reason = f"asked for; {RECIPES[name].words}"
+    return Choice(precision=name, reason=reason, slow_factor=None, device="cpu", emulated=True)
 
 
 def _publish(choice: "Choice", shared: Path) -> bool:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampwise.emulate.emulation import emulated
+from ampwise.emulate.recipes import RECIPES
 from ampwise.interpose.cast_lists import use_cuda_lists
 from ampwise.interpose.custom_function import functions_in_fp32
 from ampwise.interpose.data import keep_data_out
@@ -76,6 +78,8 @@ def inject(
     """
     injected = Injected()
     with ExitStack() as stack:
+        if choice.emulated:  # outside of all that the script's own mixed precision puts an end to
+            stack.enter_context(emulated(choice.precision))
         effect = _Effect(choice, lists, loss_scale, injected)
         stack.callback(bus.subscribe(StepOutcome, injected.count))
         stack.enter_context(LoopWatcher(bus, judge=effect.judge))
@@ -98,10 +102,11 @@ class _Effect:
         self._stack = ExitStack()
 
     def start(self) -> None:
-        dtype = _DTYPES.get(self._choice.precision)
+        choice = self._choice
+        dtype = _DTYPES.get((RECIPES[choice.precision].autocast or "") if choice.emulated else choice.precision)
         if dtype is not None:
-            self._start_autocast(torch.device(self._choice.device).type, dtype)
-        elif self._choice.precision == "tf32":
+            self._start_autocast(torch.device(choice.device).type, dtype)
+        elif choice.precision == "tf32" and not choice.emulated:
             from ampwise.compat.tf32 import tf32_enabled
 
             self._stack.enter_context(tf32_enabled(on=True))

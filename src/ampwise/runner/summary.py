@@ -39,7 +39,14 @@ class RunSummary:
     """The CPU allocator's setting, in words."""
     left_alone: str | None = None
     """The script's own mixed precision that ampwise left to it, with its place."""
+    emulated: bool = False
+    """Whether the device computed as if it had the precision's hardware."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The precision as readers are told it: ``emulated fp16``."""
+        return f"emulated {self.precision}" if self.emulated else self.precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +70,7 @@ def summary_lines(summary: RunSummary) -> tuple[str, ...]:
     if summary.final_scale is not None:
         counted.append(f"final loss scale {summary.final_scale:g}")
     lines = [
-        f"{summary.precision} on {summary.device}: {summary.reason}",
+        f"{summary.label} on {summary.device}: {summary.reason}",
         "; ".join(counted),
         f"CPU allocator: {summary.allocator}",
     ]

@@ -17,13 +17,20 @@ class Choice:
     """The precision a run computes in, and why."""
 
     precision: str
-    """``fp32``, ``tf32``, ``bf16`` or ``fp16``."""
+    """``fp32``, ``tf32``, ``bf16`` or ``fp16``; where it is emulated, any that can be."""
     reason: str
     """Why, in words."""
     slow_factor: float | None
     """How many times as long as fp32's a matrix product takes, where the hardware lacks the precision asked for."""
     device: str
     """As torch writes it: ``cuda:1``."""
+    emulated: bool = False
+    """Whether the device computes as if it had the precision's hardware."""
+
+    @property
+    def label(self) -> str:
+        """The precision as readers are told it: ``emulated fp16``."""
+        return f"emulated {self.precision}" if self.emulated else self.precision
 
 
 def choose_precision(requested: str = "auto", *, device: torch.device | None = None) -> Choice:
@@ -62,8 +69,7 @@ def _tf32(facts: DeviceFacts) -> Choice:
         return Choice(precision="tf32", reason="asked for", slow_factor=None, device=facts.device)
     raise CannotRunError(
         f'precision "tf32": {facts.name} ({facts.device}) cannot compute in it; it needs a CUDA device of compute '
-        "capability 8.0 or higher. What its rounding does elsewhere is what --emulate will show, which this version "
-        "does not have yet; choose auto, fp32, bf16 or fp16"
+        "capability 8.0 or higher. --emulate tf32 computes on a CPU as if it had it; or choose auto, fp32, bf16 or fp16"
     )
 
 

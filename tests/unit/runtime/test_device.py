@@ -84,16 +84,15 @@ def test_a_precision_that_cannot_be_computed_in_is_refused(cpu_probe):
 
 
 def test_tf32_on_a_cpu_is_refused_with_the_name_of_what_would_show_it(no_probe):
-    with pytest.raises(CannotRunError, match="--emulate") as caught:
+    with pytest.raises(CannotRunError, match="--emulate tf32 computes on a CPU as if it had it") as caught:
         choose_precision("tf32", device=CPU)
     assert "compute capability 8.0" in str(caught.value)
-    assert "does not have yet" in str(caught.value)
     assert caught.value.exit_status == 3
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "fp8_e5m2", "fp64"])
+@pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2", "fp64"])
 def test_a_format_autocast_does_not_have_is_refused(name, no_probe):
-    with pytest.raises(CannotRunError, match="--emulate"):
+    with pytest.raises(CannotRunError, match=f"autocast cannot compute in {name}"):
         choose_precision(name, device=CPU)
 
 
