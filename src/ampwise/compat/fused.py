@@ -73,6 +73,36 @@ def unfuse(optimizer: Optimizer) -> None:
     optimizer._step_supports_amp_scaling = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def make_capturable(optimizer: Optimizer, *, skips: bool) -> str | None:
+    """Let a CUDA graph replay the optimizer's step; says why that cannot be, with the remedy.
+
+    What a graph takes from the host stays as it was recorded, so the learning rate, which schedules change, goes to the
+    device, and so do the step counts.
+
+    Args:
+        optimizer: its parameters are on a CUDA device.
+        skips: whether a step may be skipped on the device, which only the fused kernels do.
+    """
+    name = type(optimizer).__name__
+    is_fused = all(group.get("fused") for group in optimizer.param_groups)
+    if skips and not is_fused:
+        return f"{name} cannot skip a step on the device; use Adam, AdamW or SGD made with fused=True"
+    if not is_fused and not all("capturable" in group for group in optimizer.param_groups):
+        return f"{name} has no capturable form; use Adam, AdamW or SGD made with fused=True"
+    for group in optimizer.param_groups:
+        device = group["params"][0].device
+        if "capturable" in group:
+            group["capturable"] = True
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
+    for param, state in optimizer.state.items():
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].to(param.device)
+    # torch warns of a capturable optimizer that steps outside of a capture, as the warm-up does
+    optimizer._warned_capturable_if_run_uncaptured = True
+    return None
+
+
 def is_divisible(optimizer: Optimizer) -> bool:
     """Whether ``fused_groups`` may stand for the optimizer's own step.
 

@@ -12,6 +12,20 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
+def has_gradients(optimizer: Optimizer) -> bool:
+    """Whether any parameter has one."""
+    return any(param.grad is not None for param in parameters_of(optimizer))
+
+
+def portable_state(optimizer: Optimizer) -> dict[str, Any]:
+    """``state_dict()`` with learning rates that were put on a device as numbers again."""
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:
+        if isinstance(group["lr"], Tensor):
+            group["lr"] = float(group["lr"])
+    return state
+
+
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether the optimizer evaluates the loss itself, so that it cannot step without a function that does."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")

@@ -77,6 +77,14 @@ class BufferGuard:
             for one in saved:
                 _put_back(one, found_inf)
 
+    def copies(self) -> "list[_Saved]":
+        """The copies, for ``resume``."""
+        return self._saved
+
+    def resume(self, copies: "list[_Saved]") -> None:
+        """Be as after the ``save`` that made these copies."""
+        self._saved, self.is_saved = copies, True
+
     def drop(self) -> None:
         """Forget the copies."""
         self._saved, self.is_saved = [], False

@@ -17,12 +17,14 @@ class StepResult:
             None where nothing is ever skipped.
         scale_tensor: the scale this step's gradients were made with; None is 1.
         grad_norm_tensor: the norm of the unscaled gradients before clipping; None without clipping by norm.
+        loss_tensor: the loss, or the sum of several, where a captured step evaluated it; else None.
     """
 
     is_update: bool = True
     found_inf: "Tensor | bool | None" = None
     scale_tensor: "Tensor | None" = None
     grad_norm_tensor: "Tensor | None" = None
+    loss_tensor: "Tensor | None" = None
 
     @property
     def stepped(self) -> bool:
@@ -38,6 +40,11 @@ class StepResult:
     def grad_norm(self) -> float | None:
         """The norm of the unscaled gradients before clipping; None without clipping by norm."""
         return None if self.grad_norm_tensor is None else float(self.grad_norm_tensor)
+
+    @property
+    def loss(self) -> float | None:
+        """The loss, where a captured step evaluated it; else None: the caller has it."""
+        return None if self.loss_tensor is None else float(self.loss_tensor)
 
     @property
     def scale(self) -> float:

@@ -177,6 +177,24 @@ class GradScaler(torch.amp.GradScaler):
         state["stage"] = OptState.STEPPED
         self.last_step = StepResult(found_inf=False, scale_tensor=scale.clone())
 
+    @contextmanager
+    def recording(self) -> Generator[None]:
+        """Within it a step is recorded into a graph: what the host knows now decides nothing in it."""
+        self._lower_bound, self._ring.is_paused = 0.0, True
+        try:
+            yield
+        finally:
+            self._ring.is_paused = False
+
+    def note_replayed_step(self, result: StepResult) -> None:
+        """Take in a step that a graph took: unscaled, stepped and moved the scale."""
+        self.last_step, self._lower_bound = result, 0.0
+        if result.scale_tensor is not None and isinstance(result.found_inf, Tensor):
+            self._ring.add(scale=result.scale_tensor, found_inf=result.found_inf, grad_norm=result.grad_norm_tensor)
+        elif result.grad_norm_tensor is not None:
+            self._grad_norm = result.grad_norm_tensor
+            self._remember_norm()
+
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Move the scale after the step, or set it to ``new_scale``.
 

@@ -1,9 +1,11 @@
 """The training step: one loop for fp32, tf32, bf16 and fp16."""
 
+import logging
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,23 +14,35 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ampwise._base.errors import RecordError, UsageError
-from ampwise.compat.fused import fits_fused, unfuse
-from ampwise.compat.optim import needs_closure, parameters_of
+from ampwise.compat.fused import fits_fused, make_capturable, unfuse
+from ampwise.compat.optim import has_gradients, needs_closure, parameters_of, portable_state
 from ampwise.interpose.internal import announced, users_code
-from ampwise.observe.events import BUS, BackwardEnded, BackwardStarted, PrecisionTaken, StepOutcome, StepStarted
+from ampwise.observe.events import (
+    BUS,
+    BackwardEnded,
+    BackwardStarted,
+    LoopEvent,
+    PrecisionTaken,
+    StepStarted,
+)
+from ampwise.runtime import host
 from ampwise.runtime.buffers import BufferGuard
+from ampwise.runtime.captured import CapturedStep, LossFunction, Recordable, Trace, num_warm_ups_of
 from ampwise.runtime.cast_hold import CastHold
 from ampwise.runtime.device import choose_precision
+from ampwise.runtime.findings import any_of, on_host, outcome_of, sum_of
+from ampwise.runtime.graph import graphs_for
 from ampwise.runtime.loss_scale import LossScale, NoLossScale
 from ampwise.runtime.misuse import backward, check_losses, check_options, name_parameters, refuse_fp16_parameters
-from ampwise.runtime.overflow import OverflowWatch
+from ampwise.runtime.overflow import OverflowWatch, floor_of
 from ampwise.runtime.regime import Regime
 from ampwise.runtime.result import StepResult
 from ampwise.runtime.scaler import GradScaler
 from ampwise.runtime.step_state import state_faults
-from ampwise.runtime.update import ClippedUpdate, choose_fused
+from ampwise.runtime.update import ClippedUpdate, choose_fused, clip_
 
 Loss = Tensor | Sequence[Tensor]
+_LOG = logging.getLogger("ampwise")
 
 
 class TrainStep:
@@ -57,6 +71,7 @@ class TrainStep:
         clip_grad_value: clip every element.
         accumulation_steps: how many losses make one step; each is divided by it.
         loss_scale: another than the precision's own.
+        capture: ready the optimizers for ``capture``: their learning rate and step counts are kept on the device.
 
     Attributes:
         fused: the optimizers for which torch's fused kernel was chosen, because they were made with neither ``fused``
@@ -67,7 +82,7 @@ class TrainStep:
         CannotRunError: the device cannot compute in ``precision``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one loop, all its options
         self,
         optimizers: Optimizer | Sequence[Optimizer],
         *,
@@ -78,6 +93,7 @@ class TrainStep:
         clip_grad_value: float | None = None,
         accumulation_steps: int = 1,
         loss_scale: LossScale | None = None,
+        capture: bool = False,
     ) -> None:
         self.optimizers: tuple[Optimizer, ...] = _as_tuple(optimizers)
         self.modules: tuple[Module, ...] = _as_tuple(modules)
@@ -103,12 +119,20 @@ class TrainStep:
         names = name_parameters(self.modules, self.optimizers)
         if self.scaler.is_enabled():
             refuse_fp16_parameters(names)
-        self._overflow_watch = OverflowWatch(scale, names)
+        self._overflow_watch = OverflowWatch(floor_of(scale), lambda: names)
         self._buffers = BufferGuard(() if isinstance(scale, NoLossScale) else self.modules)
         self._num_losses = self._num_open = 0
         self.fused = choose_fused(self.optimizers)
         self._casts = CastHold(self._params)
-        self._holds_casts = accumulation_steps > 1 and self._regime.casts
+        self._graphs = graphs_for(device) if capture else None
+        if capture and self._graphs is None:
+            _LOG.info("%s has no CUDA graphs: a captured step is taken as ever", device.type)
+        self._captures, self._is_recording, self._generation = capture, False, 0
+        self._window_owner: object | None = None
+        self._window: tuple[list[Tensor | None], Any] = [], None
+        self._findings: list[tuple[Optimizer, Tensor | bool | None]] = []
+        self._ready_for_capture()
+        self._holds_casts = accumulation_steps > 1 and self._regime.casts and self._graphs is None
         weakref.finalize(self, self._casts.drop)
         self._needs_closure = [type(one).__name__ for one in self.optimizers if needs_closure(one)]
         self._is_autocast_used = self.precision == "fp32"
@@ -148,6 +172,8 @@ class TrainStep:
             raise UsageError(
                 "step() was called inside an autocast region: call it after the `with step.autocast():` block"
             )
+        if self._window_owner is not None:
+            raise UsageError("a window of accumulation is open that a captured step began: end it with that, last=True")
         if callable(loss) and not isinstance(loss, Tensor):
             return self._step_with_closure(loss)
         if self._needs_closure:
@@ -164,6 +190,46 @@ class TrainStep:
         num_losses, self._num_losses = self._num_losses, 0
         return self._step(losses, correction=self.accumulation_steps / num_losses)
 
+    def capture(self, loss_fn: LossFunction) -> CapturedStep:
+        """Make one function of forward pass, loss, backward pass and step, which a GPU runs without Python.
+
+        Example::
+
+            step = TrainStep(optimizer, modules=[model], clip_grad_norm=1.0, capture=True)
+            train = step.capture(lambda x, y: criterion(model(x), y))
+            for x, y in loader:
+                result = train(x, y)
+
+        The first three steps are taken as ever; they warm up. The next is recorded as CUDA graphs, which every later
+        call replays: batch copied in, forward pass, backward pass, unscaling, test, clipping, optimizers, scale. So the
+        function's Python runs once more and never again, and every batch must have the first one's shapes. Without CUDA
+        every step is taken as ever, with the same results and the same checks.
+
+        Args:
+            loss_fn: takes a batch, gives the loss or several; it is called under ``autocast()``.
+
+        Raises:
+            UsageError: the TrainStep was made without ``capture=True``, or for an optimizer that evaluates the loss.
+        """
+        if not self._captures:
+            raise UsageError("capture() needs TrainStep(..., capture=True), which readies the optimizers for it")
+        if self._needs_closure:
+            raise UsageError(f"{self._needs_closure[0]} decides on the host how often it evaluates: it is not captured")
+        return CapturedStep(
+            loss_fn,
+            Recordable(
+                run=self._run,
+                trace=self._trace,
+                take_in=self._take_in,
+                num_open_for=self._num_open_for,
+                generation=lambda: self._generation,
+            ),
+            graphs=self._graphs,
+            device=self._params[0].device,
+            accumulation_steps=self.accumulation_steps,
+            num_warm_ups=num_warm_ups_of(self.modules),
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """The state of the optimizers, the schedulers and the loss scale.
 
@@ -179,7 +245,7 @@ class TrainStep:
         return {
             "precision": self.precision,
             "loss_scale": self.scaler.state_dict(),
-            "optimizers": [one.state_dict() for one in self.optimizers],
+            "optimizers": [portable_state(one) for one in self.optimizers],
             "schedulers": [one.state_dict() for one in self.schedulers],
             "num_skips_in_a_row": self._overflow_watch.num_skips_in_a_row,
         }
@@ -205,10 +271,88 @@ class TrainStep:
         if self.scaler.is_enabled() and state_dict.get("loss_scale"):
             self.scaler.load_state_dict(state_dict["loss_scale"])
         self._overflow_watch.num_skips_in_a_row = int(state_dict.get("num_skips_in_a_row", 0))
-        self._num_losses = 0
+        self._num_losses, self._window_owner = 0, None
+        self._generation += 1
+        self._ready_for_capture()
         self._casts.drop()
 
+    # ------------------------------------------------------------------ captured
+
+    def _ready_for_capture(self) -> None:
+        if self._graphs is None:
+            return
+        faults = [fault for one in self.optimizers if (fault := make_capturable(one, skips=self.scaler.is_enabled()))]
+        if faults:
+            raise UsageError(f"capture=True: {'; '.join(faults)}")
+
+    def _num_open_for(self, owner: object) -> int:
+        if self._num_losses and self._window_owner is not owner:
+            raise UsageError(
+                "a window of accumulation is open that step(loss) began: end it with step(loss, last=True)"
+            )
+        return self._num_losses
+
+    def _evaluate(self, loss_fn: LossFunction, arguments: Sequence[Any]) -> tuple[Tensor, ...]:
+        with self.autocast():
+            return check_losses(loss_fn(*arguments))
+
+    def _run(self, loss_fn: LossFunction, arguments: Sequence[Any], *, last: bool, owner: object) -> StepResult:
+        losses = self._evaluate(loss_fn, arguments)
+        self._window_owner = None
+        result = self(losses, last=last)
+        self._window_owner = owner if self._num_losses else None
+        return replace(result, loss_tensor=sum_of(losses))
+
+    def _trace(self, loss_fn: LossFunction, arguments: Sequence[Any], *, num_open: int, last: bool) -> Trace:
+        if num_open:
+            grads, copies = self._window
+            for param, grad in zip(self._params, grads, strict=True):
+                param.grad = grad
+            self._buffers.resume(copies)
+        owner, self._window_owner, self._is_recording = self._window_owner, None, True
+        self._findings = []
+        try:
+            with self.scaler.recording():
+                losses = self._evaluate(loss_fn, arguments)
+                result = self(losses, last=last)
+            if not result.is_update:  # what the window's other graphs go on with, and others must not get the memory of
+                self._window = [param.grad for param in self._params], self._buffers.copies()
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            self._num_losses, self._window_owner, self._is_recording = num_open, owner, False
+        stepping, found = tuple(one for one, _ in self._findings), tuple(found for _, found in self._findings)
+        return Trace(loss=sum_of(losses), result=result, stepping=stepping, found_inf=found)
+
+    def _abandon(self) -> None:
+        """Let a step that could not be recorded leave nothing: its gradients are in no optimizer's hands yet."""
+        self._buffers.drop()
+        self._num_open = 0
+        for one in self.optimizers:
+            one.zero_grad()
+
+    def _take_in(self, trace: Trace, *, owner: object) -> StepResult:
+        result = trace.result
+        self._num_losses = 0 if result.is_update else self._num_losses + 1
+        self._window_owner = None if result.is_update else owner
+        BUS.publish(BackwardStarted(roots=(trace.loss,)))
+        BUS.publish(BackwardEnded(roots=(trace.loss,)))
+        if not result.is_update:
+            return result
+        self.scaler.note_replayed_step(result)
+        outcomes = [replace(result, found_inf=found) for found in trace.found_inf]
+        for optimizer, outcome in zip(trace.stepping, outcomes, strict=True):
+            BUS.publish(StepStarted(optimizer=optimizer))
+            BUS.publish(outcome_of(optimizer, outcome))
+        self._advance_schedulers(trace.stepping, outcomes)
+        return result
+
     # ------------------------------------------------------------------ the sequence
+
+    def _publish(self, event: LoopEvent) -> None:
+        if not self._is_recording:
+            BUS.publish(event)
 
     def _check_autocast(self) -> None:
         """Say, once, what makes the precision asked for have no effect."""
@@ -221,15 +365,15 @@ class TrainStep:
             )
 
     def _backward(self, losses: tuple[Tensor, ...], *, share: int) -> None:
-        BUS.publish(BackwardStarted(roots=losses))
+        self._publish(BackwardStarted(roots=losses))
         shares = [loss if share == 1 else loss / share for loss in losses]
         with self._regime.backward(), announced():
             backward([self.scaler.scale(one) for one in shares])
-        BUS.publish(BackwardEnded(roots=losses))
+        self._publish(BackwardEnded(roots=losses))
 
     def _step(self, losses: tuple[Tensor, ...], *, correction: float) -> StepResult:
         self._casts.drop()
-        stepping = [one for one in self.optimizers if _has_gradients(one)]
+        stepping = [one for one in self.optimizers if has_gradients(one)]
         if not stepping:
             raise UsageError(
                 "no parameter of the optimizers has a gradient: the loss does not depend on them. Give the optimizer "
@@ -251,7 +395,7 @@ class TrainStep:
 
     def _plan_update(self, stepping: Sequence[Optimizer], *, correction: float) -> ClippedUpdate | None:
         """On a CPU, the update group by group; None where torch's own sequence is to be taken."""
-        is_on_cpu = all(param.device.type == "cpu" for param in self._params)
+        is_on_cpu = all(map(host.reads_freely, self._params))
         if correction != 1.0 or self._clip_grad_norm is None or not is_on_cpu:
             return None
         scale = self.scaler.snapshot_scale()
@@ -268,14 +412,7 @@ class TrainStep:
             for param in self._params:
                 if param.grad is not None:
                     param.grad.mul_(correction)
-        return self._clip()
-
-    def _clip(self) -> Tensor | None:
-        if self._clip_grad_value is not None:
-            torch.nn.utils.clip_grad_value_(self._params, self._clip_grad_value)
-        if self._clip_grad_norm is None:
-            return None
-        return torch.nn.utils.clip_grad_norm_(self._params, self._clip_grad_norm)
+        return clip_(self._params, max_norm=self._clip_grad_norm, max_value=self._clip_grad_value)
 
     def _step_one(
         self,
@@ -285,7 +422,7 @@ class TrainStep:
         closure: Callable[[], Any] | None = None,
         update: ClippedUpdate | None = None,
     ) -> StepResult:
-        BUS.publish(StepStarted(optimizer=optimizer))
+        self._publish(StepStarted(optimizer=optimizer))
         with announced():
             if update is None:
                 self.scaler.step(optimizer, *(() if closure is None else (closure,)))
@@ -293,14 +430,7 @@ class TrainStep:
                 update.step(optimizer)
                 self.scaler.note_finite_step(optimizer)
         result = self.scaler.last_step or StepResult()
-        BUS.publish(
-            StepOutcome(
-                optimizer=optimizer,
-                stepped=_stepped(result.found_inf),
-                scale=result.scale_tensor,
-                grad_norm=norm,
-            )
-        )
+        self._publish(outcome_of(optimizer, replace(result, grad_norm_tensor=norm)))
         return result
 
     def _end(
@@ -315,13 +445,16 @@ class TrainStep:
         if norm is not None:
             self.scaler.note_grad_norm(norm)
         self.scaler.update()
-        found = _any([one.found_inf for one in results])
+        found = any_of([one.found_inf for one in results])
         self._buffers.restore(found)
         scale = results[0].scale_tensor
-        known = _on_host(found)
+        known = on_host(found)
         if known is not None:
             self._overflow_watch.check(skipped=known, scale=scale, losses=losses)
-        self._advance_schedulers(stepping, results)
+        if self._is_recording:
+            self._findings = [(one, result.found_inf) for one, result in zip(stepping, results, strict=True)]
+        else:
+            self._advance_schedulers(stepping, results)
         for one in self.optimizers:
             one.zero_grad()
         return StepResult(found_inf=found if known is None else known, scale_tensor=scale, grad_norm_tensor=norm)
@@ -351,7 +484,7 @@ class TrainStep:
             losses = check_losses(loss)
             self._backward(losses, share=1)
             self.scaler.unscale_(optimizer)
-            norm = self._clip()
+            norm = clip_(self._params, max_norm=self._clip_grad_norm, max_value=self._clip_grad_value)
             return sum(losses[1:], losses[0])
 
         result = self._step_one(optimizer, None, closure=evaluate)
@@ -362,31 +495,3 @@ def _as_tuple(given: Any) -> tuple[Any, ...]:
     if given is None:
         return ()
     return tuple(given) if isinstance(given, (list, tuple)) else (given,)
-
-
-def _has_gradients(optimizer: Optimizer) -> bool:
-    return any(param.grad is not None for param in parameters_of(optimizer))
-
-
-def _on_host(found: Tensor | bool | None) -> bool | None:  # noqa: FBT001 - known on the host, or a tensor
-    """Whether gradients overflowed, if that can be said without waiting for the device."""
-    if isinstance(found, Tensor):
-        return bool(found) if found.device.type == "cpu" else None
-    return bool(found)
-
-
-def _stepped(found: Tensor | bool | None) -> bool | Tensor:  # noqa: FBT001 - known on the host, or a tensor
-    known = _on_host(found)
-    if known is None and isinstance(found, Tensor):
-        return found == 0
-    return not known
-
-
-def _any(findings: Sequence[Tensor | bool | None]) -> Tensor | bool | None:
-    """Whether one of the optimizers' gradients overflowed."""
-    known = [one for one in findings if one is not None]
-    tensors = [one for one in known if isinstance(one, Tensor)]
-    if not tensors:
-        return any(known) if known else None
-    device = tensors[0].device
-    return torch.stack([torch.as_tensor(one, dtype=torch.float32, device=device) for one in known]).sum()

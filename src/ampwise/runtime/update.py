@@ -91,6 +91,13 @@ class ClippedUpdate:
         mark_stepped(optimizer)
 
 
+def clip_(params: Sequence[Tensor], *, max_norm: float | None, max_value: float | None) -> Tensor | None:
+    """Clip unscaled gradients as torch does, as far as asked for; returns their norm if that is clipped."""
+    if max_value is not None:
+        torch.nn.utils.clip_grad_value_(params, max_value)
+    return None if max_norm is None else torch.nn.utils.clip_grad_norm_(params, max_norm)
+
+
 def choose_fused(optimizers: Sequence[Optimizer]) -> tuple[Optimizer, ...]:
     """Let torch's fused kernels step the optimizers that leave the choice to torch, and log it; returns those."""
     chosen = tuple(one for one in optimizers if fuse(one))
