@@ -47,7 +47,7 @@ class Spot(NamedTuple):
         return Site(
             phase=self.phase,
             module=None if self.module is None else self.module.path,
-            op=self.op,
+            op=self.op or None,
             file=None if line is None else line.shown_file,
             line=None if line is None else line.line,
         )
@@ -160,6 +160,11 @@ class OperatorSampler:
     def is_watching(self) -> bool:
         """Whether operators are being shown now."""
         return self._mode is not None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this thread whose operators are being shown."""
+        return self._mode is not None and self._owner == (os.getpid(), threading.get_ident())
 
     @property
     def cost_ms(self) -> float:

@@ -36,13 +36,22 @@ class InstrumentRow:
     """The stack of modules being called is shared: all instruments of a run call a module by the same name."""
 
 
+def _syncs(bus: EventBus, _: LaunchSpec, stack: ModuleStack) -> Instrument:
+    from ampwise.instruments.syncs import SyncWatch
+
+    return SyncWatch(bus, steps=(1, 2), stack=stack)
+
+
 def _casts(bus: EventBus, spec: LaunchSpec, stack: ModuleStack) -> Instrument:
     from ampwise.instruments.casts import CastWatch
 
     return CastWatch(bus, steps=(1, 2) if spec.instruments == ("casts",) else (3, 4), stack=stack)
 
 
-ROWS: Final = (InstrumentRow(name="casts", field="casts", make=_casts),)
+ROWS: Final = (
+    InstrumentRow(name="syncs", field="syncs", make=_syncs),
+    InstrumentRow(name="casts", field="casts", make=_casts),
+)
 
 
 def rows_of(names: Iterable[str]) -> tuple[InstrumentRow, ...]:
