@@ -12,6 +12,7 @@ _COMMANDS = {
     "compare": "Run a script in several precisions; show what each gained.",
     "estimate": "Predict the GPU memory of a training step, without a GPU.",
     "lint": "Find mixed-precision mistakes in source, without running it.",
+    "plan": "Show, check and compare plans: what runs in which format.",
     "report": "Render a saved recording again.",
     "info": "Say what this machine can do and which precision to use.",
     "explain": "Explain a format, a number in each format, or an operator.",

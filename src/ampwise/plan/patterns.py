@@ -8,12 +8,14 @@ from typing import Final
 
 REGEX: Final = "re:"
 """What a pattern starts with that is a regular expression; every other one is a glob."""
+_ANYWHERE: Final = "*."
 
 
 def is_match(pattern: str, module: str, *, root: str = "") -> bool:
     """Whether ``pattern`` means the module itself.
 
-    A glob's ``*`` also spans dots. Either kind has to fit the whole path, with the root's name or without it.
+    A glob's ``*`` also spans dots, and ``*.`` at its beginning means any way down or none: ``*.attn`` is ``attn`` too.
+    Either kind of pattern has to fit the whole path, with the root's name or without it.
 
     Args:
         pattern: ``layers.*.wo``, or a regular expression after ``re:``.
@@ -42,8 +44,10 @@ def mistake_in(pattern: str) -> str | None:
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    is_regex = pattern.startswith(REGEX)
-    return re.compile(pattern.removeprefix(REGEX) if is_regex else translate(pattern))
+    if pattern.startswith(REGEX):
+        return re.compile(pattern.removeprefix(REGEX))
+    below = pattern.removeprefix(_ANYWHERE)
+    return re.compile(translate(pattern) if below == pattern else rf"(?s:.*\.)?{translate(below)}")
 
 
 def _upwards(module: str) -> Iterator[str]:

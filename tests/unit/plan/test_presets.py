@@ -57,7 +57,7 @@ def test_a_precision_computes_as_the_preset_of_its_name():
         ("sdxl-vae", "vae.decoder.up_blocks.2", "conv2d", "fp32"),
         ("sdxl-vae", "unet.conv_in", "conv2d", "fp16"),
         ("rotary", "model.rotary_emb", None, "fp32"),
-        ("rotary", "model.europe", None, "bf16"),
+        ("rotary", "model.layers.1", None, "bf16"),
         ("moe", "model.layers.1.block_sparse_moe.gate", None, "fp32"),
         ("moe", "model.layers.1.mlp.gate_proj", None, "bf16"),
         ("fp8", "model.layers.1.mlp.up_proj", "linear", "fp8_e4m3"),
