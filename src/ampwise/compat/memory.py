@@ -97,4 +97,7 @@ def _sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def has_compiled_code() -> bool:
     """Whether torch.compile has made code in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and dynamo.counters["frames"]["ok"] > 0
+    if dynamo is None:
+        return False
+    # frames are not counted where fullgraph=True was asked for
+    return dynamo.counters["frames"]["ok"] > 0 or dynamo.counters["stats"]["unique_graphs"] > 0

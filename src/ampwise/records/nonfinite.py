@@ -42,6 +42,8 @@ class Operand:
     maximum: float | None
     """Largest of its finite numbers."""
     num_infinite: int = 0
+    num_negative_infinite: int = 0
+    """Of the infinite ones: a fault that only makes these may be a mask at work."""
     num_nan: int = 0
 
     @property
@@ -62,21 +64,23 @@ class Origin:
     """Index of the optimizer step it belongs to, counted from 0 as in ``StepRecord``."""
     kind: NonFiniteKind
     site: Site
-    """In backward: of the forward operator whose gradient this is, where that is known; ``op`` is the backward's own."""
+    """In backward: ``op`` is the operator that ran; module and line are those of the operator whose gradient it is."""
     found_by: FoundBy
     module_kind: str | None = None
     """The module's class: ``BatchNorm1d``."""
     forward_op: str | None = None
-    """In backward: torch's name of the node whose gradient it computed, ``SqrtBackward0``."""
+    """In backward: the operator whose gradient was computed: ``aten.sqrt``."""
     inputs: tuple[Operand, ...] = ()
-    """Tensor inputs in the operator's order, at most eight; all of them finite."""
+    """Tensor inputs in the operator's order, at most eight, without those it wrote to. All were finite, but for a NaN
+    made of infinities that were put there on purpose, such as a row that a mask of -inf left nothing of."""
     scalars: tuple[float, ...] = ()
     """Its plain numbers in order, such as Adam's eps."""
     output: Operand | None = None
     parameter: str | None = None
     """In the optimizer, or where only a guard saw it: the parameter's path, where it is known."""
     vanished: Site | None = None
-    """Where all of its infinities turned into finite numbers again (1 / inf = 0): no NaN will show this fault."""
+    """Where its infinities turned into finite numbers again (1 / inf = 0), the loss staying finite. Its gradient may
+    still be NaN (0 times infinity); where it is not, nothing but this shows the fault."""
     num_seen: int = 1
     """How often an operator at this site did so, in all steps watched."""
 
