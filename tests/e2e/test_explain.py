@@ -180,3 +180,25 @@ def test_an_operator_as_json():
         ("cpu", None, "fp32_set_opt_dtype"),
         ("cuda", "fp32_set_opt_dtype", "fp32_set_opt_dtype"),
     ]
+
+
+def test_an_operator_under_a_plan(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "plan.toml").write_text(
+        'version = 1\ndefault = "fp16"\n[[rule]]\nmodule = "*.wo"\ncompute = "fp32"\nbecause = "overflows"\n'
+        '[[rule]]\nop = "softmax"\nmodule = "*.attn"\ncompute = "bf16"\noutput = "fp32"\n'
+    )
+    _, text = _lines("--plan", "plan.toml", "softmax")
+    assert text.splitlines() == [
+        "softmax, under plan.toml and the cast lists of torch 2.13; the first that fits:",
+        "  rules[1]   in *.attn: runs in bf16, output fp32",
+        "  rules[0]   in *.wo: runs in fp32",
+        "    because  overflows",
+        "  elsewhere  runs in fp32, by the cast lists",
+    ]
+    assert "elsewhere  runs in fp16, by the cast lists" in _lines("--plan", "plan.toml", "linear")[1]
+    assert "elsewhere  is in no list: runs in its arguments' dtype" in _lines("--plan", "bf16", "relu")[1]
+    document = json.loads(_explain("--plan", "bf16", "--json", "softmax").output)
+    assert document["planned_operator"]["places"][0]["policies"]["cpu"] == ["fp32_set_opt_dtype"]
+    assert "neither a plan file nor a preset" in str(_explain("--plan", "plan.tmol", "softmax").exception)

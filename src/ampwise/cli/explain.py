@@ -12,7 +12,7 @@ import click
 from ampwise._base.errors import UsageError
 from ampwise._base.suggest import closest
 from ampwise._base.text import inert_line
-from ampwise.cli.operator_text import operator_head, operator_rows
+from ampwise.cli.operator_text import operator_head, operator_rows, planned_rows
 from ampwise.cli.rule_text import find_rule, rule_lines
 from ampwise.formats import FORMATS, find_format
 from ampwise.formats.explain import (
@@ -25,6 +25,8 @@ from ampwise.formats.explain import (
     explain_number,
     parse_number,
 )
+from ampwise.plan.explain import explain_in_plan
+from ampwise.plan.find import find_plan
 from ampwise.plan.operators import OperatorDescription, describe_operator, is_operator, nearest_operator
 from ampwise.plan.presets import PRECISIONS
 from ampwise.records.files import to_plain
@@ -57,8 +59,9 @@ class _TakesNegativeNumbers(click.Command):
 
 @click.command("explain", cls=_TakesNegativeNumbers)
 @click.argument("word")
+@click.option("--plan", metavar="PLAN", help="Say of an operator what this plan makes of it: a file, or a preset.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(word: str, *, as_json: bool) -> None:
+def command(word: str, *, plan: str | None, as_json: bool) -> None:
     """Explain a format, what a number becomes in each format, in which precision an operator runs, or a rule of lint.
 
     WORD is a format (fp16, bf16, half, ...), a number (1e-8, 65520, -3e5, 2^-24, 1/3, nan, inf), an operator
@@ -68,11 +71,27 @@ def command(word: str, *, as_json: bool) -> None:
     ampwise explain fp16
     ampwise explain 1e-8
     ampwise explain softmax
+    ampwise explain --plan plan.toml softmax
     ampwise explain MP101
     """  # noqa: D301 - click's mark for a block kept as it is
+    if plan is not None:
+        _explain_in_plan(word, plan, as_json=as_json)
+        return
     facts = _facts(word)
     kind, lines = _shown(facts)
     click.echo(json.dumps({kind: to_plain(facts)}, indent=1, allow_nan=False) if as_json else "\n".join(lines))
+
+
+def _explain_in_plan(word: str, plan: str, *, as_json: bool) -> None:
+    planned = explain_in_plan(word, find_plan(plan))
+    if as_json:
+        click.echo(json.dumps({"plan": plan, "planned_operator": to_plain(planned)}, indent=1, allow_nan=False))
+        return
+    shown = inert_line(word, max_length=60)
+    head = (
+        f"{shown}, under {inert_line(plan)} and the cast lists of torch {planned.torch_version}; the first that fits:"
+    )
+    click.echo("\n".join([head, *_wrapped(planned_rows(planned))]))
 
 
 def _facts(word: str) -> FormatFacts | NumberFacts | OperatorDescription | RuleInfo:
