@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ampwise.emulate.emulation import emulated
     from ampwise.emulate.rounding import round_to
     from ampwise.runtime.autocast import autocast
+    from ampwise.runtime.casting import apply_plan, plan_in_effect
     from ampwise.runtime.checkpoint import load_checkpoint, save_checkpoint
     from ampwise.runtime.custom_function import custom_bwd, custom_fwd
     from ampwise.runtime.scaler import GradScaler
@@ -26,10 +27,12 @@ _HOMES = {
     "UsageError": "ampwise._base.errors",
     "emulated": "ampwise.emulate.emulation",
     "round_to": "ampwise.emulate.rounding",
+    "apply_plan": "ampwise.runtime.casting",
     "autocast": "ampwise.runtime.autocast",
     "custom_bwd": "ampwise.runtime.custom_function",
     "custom_fwd": "ampwise.runtime.custom_function",
     "load_checkpoint": "ampwise.runtime.checkpoint",
+    "plan_in_effect": "ampwise.runtime.casting",
     "save_checkpoint": "ampwise.runtime.checkpoint",
     "GradScaler": "ampwise.runtime.scaler",
     "TrainStep": "ampwise.runtime.step",
@@ -43,11 +46,13 @@ __all__ = [
     "TrainStep",
     "UsageError",
     "__version__",
+    "apply_plan",
     "autocast",
     "custom_bwd",
     "custom_fwd",
     "emulated",
     "load_checkpoint",
+    "plan_in_effect",
     "round_to",
     "save_checkpoint",
 ]

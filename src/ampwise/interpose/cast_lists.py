@@ -5,6 +5,8 @@ autocast is off nothing does. They are reached from Python, from TorchScript and
 """
 
 import hashlib
+import threading
+from collections import Counter
 
 import torch
 
@@ -16,6 +18,10 @@ from ampwise.interpose.seam import Undo, once
 from ampwise.plan.operators import CastLists, CastPolicy, cast_lists
 
 _TAG = "ampwise-lists"
+_LOCK = threading.RLock()
+_SHARERS: Counter[str] = Counter()
+"""How many share the lists of a device type: they are the process's, as what they describe is."""
+_SHARED: dict[str, Undo] = {}
 
 
 def use_cuda_lists(device_type: str = "cpu", *, extra: bool = True) -> Undo:
@@ -48,6 +54,35 @@ def use_cuda_lists(device_type: str = "cpu", *, extra: bool = True) -> Undo:
     return once(undo)
 
 
+def share_cuda_lists(device_type: str) -> Undo:
+    """As ``use_cuda_lists``, for any number of users at once: the lists go when the last undo is called.
+
+    Where they are in use already by somebody who does not share them, they are left to that one.
+
+    Raises:
+        UsageError: torch has no autocast for ``device_type``.
+    """
+    with _LOCK:
+        if not _SHARERS[device_type] and has_cuda_lists(device_type):
+            return lambda: None
+        if not _SHARERS[device_type]:
+            _SHARED[device_type] = use_cuda_lists(device_type)
+        _SHARERS[device_type] += 1
+
+    def undo() -> None:
+        with _LOCK:
+            _SHARERS[device_type] -= 1
+            if not _SHARERS[device_type]:
+                _SHARED.pop(device_type)()
+
+    return once(undo)
+
+
+def has_cuda_lists(device_type: str) -> bool:
+    """Whether ``device_type`` follows CUDA's cast lists by ``use_cuda_lists``."""
+    return any(tag.startswith(f"{_TAG}-{device_type}-") for tag in cache_tags())
+
+
 def _policies(lists: CastLists, device_type: str, *, extra: bool) -> dict[str, CastPolicy]:
     """What to add: nothing that the device, or somebody else, has a kernel for; but a ban is lifted."""
     added = lists.added(device_type)
@@ -64,7 +99,7 @@ def _kernels(policies: dict[str, CastPolicy], device_type: str) -> dict[str, Ker
 
 
 def _check_not_in_use(device_type: str) -> None:
-    if any(tag.startswith(f"{_TAG}-{device_type}-") for tag in cache_tags()):
+    if has_cuda_lists(device_type):
         raise CannotRunError(
             f"CUDA's cast lists are in use for {device_type} already; undo them before you ask for them again"
         )

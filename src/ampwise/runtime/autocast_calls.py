@@ -1,0 +1,54 @@
+"""Calls something with autocast off, or on in another dtype: as ``with torch.autocast(...)``, in a third of its time.
+
+Dynamo is given torch's own context manager, which it knows.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ampwise.compat.autocast_cache import enter_level, leave_level
+
+Call = Callable[..., Any]
+
+
+def call_in_fp32(device_type: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call with autocast off."""
+    if torch.compiler.is_dynamo_compiling():
+        with torch.autocast(device_type, enabled=False):
+            return call(*args, **kwargs)
+    if not torch.is_autocast_enabled(device_type):
+        return call(*args, **kwargs)
+    torch.set_autocast_enabled(device_type, False)
+    try:
+        return call(*args, **kwargs)
+    finally:
+        torch.set_autocast_enabled(device_type, True)
+
+
+def call_in_low(
+    device_type: str,
+    dtype: torch.dtype,
+    is_cached: bool,  # noqa: FBT001 - on the hot path
+    call: Call,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call with autocast on in ``dtype``; ``is_cached`` keeps the casts of weights until the outermost region ends."""
+    if torch.compiler.is_dynamo_compiling():
+        with torch.autocast(device_type, dtype=dtype, cache_enabled=is_cached):
+            return call(*args, **kwargs)
+    was_on, before = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    was_cached = torch.is_autocast_cache_enabled()
+    enter_level()
+    torch.set_autocast_enabled(device_type, True)
+    torch.set_autocast_dtype(device_type, dtype)
+    torch.set_autocast_cache_enabled(is_cached)
+    try:
+        return call(*args, **kwargs)
+    finally:
+        torch.set_autocast_cache_enabled(was_cached)
+        torch.set_autocast_dtype(device_type, before)
+        torch.set_autocast_enabled(device_type, was_on)
+        leave_level()
