@@ -1,10 +1,11 @@
 """What ampwise uses of autograd's private side: the running pass, the graph's leaves, the order of hooks."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
 from torch._C import _current_graph_task_id
+from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
@@ -16,20 +17,30 @@ def is_inside_backward() -> bool:
 
 def leaves_of(roots: Iterable[Any]) -> list[Tensor]:
     """The leaves that a backward pass from ``roots`` (tensors or gradient edges) accumulates into, each once."""
-    leaves: list[Tensor] = []
+    ends = (node for node in _nodes(roots) if not node.next_functions)
+    return [leaf for node in ends if (leaf := getattr(node, "variable", None)) is not None]
+
+
+def has_nested_passes(roots: Iterable[Any]) -> bool:
+    """Whether a backward pass from ``roots`` runs others within it, as reentrant checkpointing does."""
+    return any(node.name() == "CheckpointFunctionBackward" for node in _nodes(roots))
+
+
+def queue_callback(callback: Callable[[], None]) -> None:
+    """Call ``callback`` when the backward pass that now runs has ended."""
+    Variable._execution_engine.queue_callback(callback)
+
+
+def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
+    """Every node of the graph, each once."""
     seen: set[Any] = {None}
     waiting = [_node_of(root) for root in roots]
     while waiting:
         node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        following = node.next_functions
-        if following:
-            waiting += [one for one, _ in following if one not in seen]
-        elif (leaf := getattr(node, "variable", None)) is not None:
-            leaves.append(leaf)
-    return leaves
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [one for one, _ in node.next_functions if one not in seen]
 
 
 def _node_of(root: Any) -> Any:
@@ -69,3 +80,18 @@ def remove_hook(tensor: Tensor, handle: RemovableHandle) -> None:
 def version_of(tensor: Tensor) -> tuple[int, int]:
     """Changes whenever the tensor is written in place or given other data."""
     return tensor._version, tensor.data_ptr()
+
+
+def graph_of(roots: Iterable[Any], *, max_nodes: int) -> tuple[int, list[Tensor]]:
+    """How many nodes the graphs under ``roots`` have together, ``max_nodes`` at most, and the leaves they lead to."""
+    leaves: list[Tensor] = []
+    waiting = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen: set[Any] = set(waiting)
+    while waiting and len(seen) < max_nodes:
+        node = waiting.pop()
+        following = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= following
+        waiting += following
+        if (leaf := getattr(node, "variable", None)) is not None:
+            leaves.append(leaf)
+    return len(seen), leaves

@@ -48,9 +48,23 @@ def _casts(bus: EventBus, spec: LaunchSpec, stack: ModuleStack) -> Instrument:
     return CastWatch(bus, steps=(1, 2) if spec.instruments == ("casts",) else (3, 4), stack=stack)
 
 
+def _memory(bus: EventBus, _: LaunchSpec, stack: ModuleStack) -> Instrument:
+    from ampwise.instruments.memory_watch import MemoryWatch
+
+    return MemoryWatch(bus, step=5, stack=stack)
+
+
+def _layout(_: EventBus, __: LaunchSpec, stack: ModuleStack) -> Instrument:
+    from ampwise.instruments.layout import LayoutWatch
+
+    return LayoutWatch(stack=stack)
+
+
 ROWS: Final = (
+    InstrumentRow(name="layout", field="layout", make=_layout),
     InstrumentRow(name="syncs", field="syncs", make=_syncs),
     InstrumentRow(name="casts", field="casts", make=_casts),
+    InstrumentRow(name="memory", field="memory", make=_memory),
 )
 
 
