@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ampwise.runtime.device import Choice
 
 _NO_TORCH = "the script did not import torch"
-_EMULATED = "emulated: its losses are those of {0} hardware, its times and memory this CPU's"
+_EMULATED = "its losses are those of {0} hardware, its times and memory this CPU's"
 
 
 class Session:

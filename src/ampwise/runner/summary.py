@@ -75,7 +75,8 @@ def summary_lines(summary: RunSummary) -> tuple[str, ...]:
         f"CPU allocator: {summary.allocator}",
     ]
     if summary.left_alone is not None:
-        lines[0] = f"the script's own mixed precision was left to it: {summary.left_alone}"
+        kept = f"the script's own mixed precision was left to it: {summary.left_alone}"
+        lines[0] = f"{summary.label} on {summary.device}; {kept}" if summary.emulated else kept
     if summary.num_steps and summary.num_skipped == summary.num_steps:
         lines.append(_NOTHING_LEARNT)
     return tuple(inert_line(line, max_length=500) for line in (*lines, *(f"note: {note}" for note in summary.notes)))
