@@ -23,6 +23,15 @@ def callers(*, besides: tuple[str, ...] = ()) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def users_stack_level() -> int:
+    """The ``stacklevel`` for the function that calls this to warn at the first line outside of ampwise and torch."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - inspect.currentframe is the same with a detour
+    level = 1
+    while frame is not None and _is_within(module_of(frame), (_OURS, "torch")):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def module_of(frame: FrameType) -> str:
     """Name of the module whose code the frame runs."""
     return str(frame.f_globals.get("__name__", ""))

@@ -1,12 +1,12 @@
 """The moving loss scales' transitions on the device, without a branch on what the device holds."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ampwise.compat.scaler import update_scale_
-from ampwise.runtime.headroom_update import HeadroomRules, follow_
+from ampwise.runtime.headroom_update import HeadroomRules, follow_, from_device, to_device
 from ampwise.runtime.loss_scale import (
     LARGEST_SCALE,
     SMALLEST_USEFUL_SCALE,
@@ -108,6 +108,38 @@ def rules_of(loss_scale: LossScale) -> Rules:
             )
         case HeadroomLossScale() as state:
             return HeadroomRules.of(state)
+
+
+def state_of(loss_scale: LossScale, device: torch.device) -> ScaleState:
+    """A loss scale on the device."""
+    follows = isinstance(loss_scale, HeadroomLossScale)
+    tracker, overflows = (getattr(loss_scale, name, 0) for name in ("growth_tracker", "num_overflows"))
+    return ScaleState(
+        scale=torch.full((), loss_scale.scale, device=device),
+        growth_tracker=torch.full((), tracker, dtype=torch.int32, device=device),
+        num_overflows=torch.full((), overflows, dtype=torch.int32, device=device),
+        statistics=to_device(loss_scale.statistics, device) if follows else None,
+    )
+
+
+def read_state(state: ScaleState, start: LossScale) -> LossScale:
+    """What became of ``start`` on the device; waits for it."""
+    match start:
+        case NoLossScale() | StaticLossScale():
+            return start
+        case DynamicLossScale():
+            overflows = int(state.num_overflows) if start.hysteresis > 1 else start.num_overflows
+            return replace(
+                start, scale=float(state.scale), growth_tracker=int(state.growth_tracker), num_overflows=overflows
+            )
+        case HeadroomLossScale():
+            assert state.statistics is not None  # noqa: S101 - its state was made with them
+            return replace(
+                start,
+                scale=float(state.scale),
+                growth_tracker=int(state.growth_tracker),
+                statistics=from_device(state.statistics),
+            )
 
 
 def _advance_with_hysteresis_(state: ScaleState, found: Tensor, rules: ScaleRules) -> None:

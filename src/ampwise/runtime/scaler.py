@@ -1,18 +1,14 @@
 """``torch.amp.GradScaler`` without its faults."""
 
-import math
-import numbers
-import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 from torch.optim import Optimizer
 
-from ampwise._base.errors import UsageError
+from ampwise.compat.fused import start_momenta
 from ampwise.compat.scaler import (
     OptState,
     Replicator,
@@ -21,26 +17,31 @@ from ampwise.compat.scaler import (
     fresh_optimizer_states,
     unscale_and_check_,
 )
+from ampwise.records.scaling import History
+from ampwise.records.scaling_signs import Sign, signs
 from ampwise.runtime import host
-from ampwise.runtime.buffers import BufferGuard, SaveBeforeForward
+from ampwise.runtime.buffers import BufferGuard
 from ampwise.runtime.closure import Overflowed, Snapshot, split_closure
-from ampwise.runtime.gradients import grouped_gradients
-from ampwise.runtime.history import History, HistoryRing
+from ampwise.runtime.found_inf import gradients, sum_all_found, sum_found
+from ampwise.runtime.gradient_watch import SAMPLE_INTERVAL, GradientWatch
+from ampwise.runtime.history import HistoryRing
 from ampwise.runtime.loss_scale import (
     LARGEST_SCALE,
     SMALLEST_USEFUL_SCALE,
     TORCH_INIT_SCALE,
-    DynamicLossScale,
     LossScale,
-    NoLossScale,
-    StaticLossScale,
+    get_loss_scale,
 )
+from ampwise.runtime.named_losses import NamedLosses
+from ampwise.runtime.overflow import LossScaleWarning
+from ampwise.runtime.protect import attach, check_models
 from ampwise.runtime.result import StepResult
-from ampwise.runtime.scale_update import ScaleRules, ScaleState, advance_, back_off_once_
+from ampwise.runtime.scale_memory import ScaleMemory
+from ampwise.runtime.scale_update import Rules, ScaleRules, advance_, back_off_once_
+from ampwise.runtime.scaler_options import ScalerOptions, checked_scale
+from ampwise.runtime.suspects import Suspects, warn
 
-
-class LossScaleWarning(UserWarning):
-    """The loss scale is where it should not be; training goes on."""
+__all__ = ["GradScaler", "LossScaleWarning"]
 
 
 # It derives from torch's class, and overrides some of its methods, against this project's habit of composing:
@@ -64,6 +65,8 @@ class GradScaler(torch.amp.GradScaler):
         min_scale: the scale never falls below it.
         max_scale: the scale never grows above it.
         hysteresis: how many overflows in a row it takes to back off.
+        loss_scale: in place of all these but ``device`` and ``enabled``: a loss scale, the name of one (``"headroom"``,
+            ``"diffusion"``, ``"rl"``), or a fixed number. A dict gives losses that are scaled by a name a scale each.
 
     Attributes:
         last_step: what the last ``step`` did.
@@ -81,62 +84,88 @@ class GradScaler(torch.amp.GradScaler):
         min_scale: float = SMALLEST_USEFUL_SCALE,
         max_scale: float = LARGEST_SCALE,
         hysteresis: int = 1,
+        loss_scale: LossScale | str | float | Mapping[str, LossScale | str | float] | None = None,
     ) -> None:
-        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
-        if not 0.0 < min_scale <= max_scale < math.inf:
-            raise UsageError(
-                f"min_scale is {min_scale} and max_scale {max_scale}; give 0 < min_scale <= max_scale < inf"
-            )
-        if hysteresis < 1:
-            raise UsageError(f"hysteresis is {hysteresis}; give 1 (back off at once, torch's way) or more")
-        self._min_scale, self._max_scale, self._hysteresis = min_scale, max_scale, hysteresis
-        self.last_step: StepResult | None = None
-        self._lower_bound = float(init_scale)
-        self._init_overflows = 0
+        named = loss_scale if isinstance(loss_scale, Mapping) else {}
+        options = ScalerOptions(
+            init_scale=init_scale,
+            growth_factor=growth_factor,
+            backoff_factor=backoff_factor,
+            growth_interval=growth_interval,
+            min_scale=min_scale,
+            max_scale=max_scale,
+            hysteresis=hysteresis,
+            enabled=enabled,
+        ).or_loss_scale(None if isinstance(loss_scale, Mapping) else loss_scale)
+        super().__init__(
+            device,
+            options.init_scale,
+            options.growth_factor,
+            options.backoff_factor,
+            options.growth_interval,
+            options.enabled,
+        )
+        self._min_scale, self._max_scale, self._hysteresis = options.min_scale, options.max_scale, options.hysteresis
+        self._init_growth_tracker, self._headroom = options.growth_tracker, options.headroom
+        self._memory = ScaleMemory(options)
+        starts = {name: get_loss_scale(one) for name, one in named.items()}
+        self._named = NamedLosses(starts, None if named else options.loss_scale())
+        self._lower_bound = float(options.init_scale)
         self._num_scale_calls = 0
         self._host_found: bool | None = None
-        self._guard = BufferGuard(())
-        self._ring = HistoryRing()
-        self._grad_norm: Tensor | None = None
-        self._warns, self._warned = True, False
-        self._forget_iteration()
+        self._warns = True
+        self._begin_loop()
 
     @classmethod
-    def from_loss_scale(cls, loss_scale: LossScale, *, device: str, warns: bool = True) -> "GradScaler":
+    def from_loss_scale(
+        cls, loss_scale: LossScale | Mapping[str, LossScale], *, device: str, warns: bool = True
+    ) -> "GradScaler":
         """A scaler that starts at ``loss_scale`` and moves by its rules; disabled for ``NoLossScale``.
 
         Args:
-            loss_scale: where to start, and the rules.
+            loss_scale: where to start, and the rules; or those of each named loss.
             device: as torch's.
             warns: False if the caller watches for a scale at its minimum itself.
         """
-        match loss_scale:
-            case NoLossScale():
-                scaler = cls(device, enabled=False)
-            case StaticLossScale(scale=scale):
-                scaler = cls(device, init_scale=scale, min_scale=scale, max_scale=scale)
-            case DynamicLossScale() as state:
-                scaler = cls(
-                    device,
-                    state.scale,
-                    state.growth_factor,
-                    state.backoff_factor,
-                    state.growth_interval,
-                    min_scale=state.min_scale,
-                    max_scale=state.max_scale,
-                    hysteresis=state.hysteresis,
-                )
-                scaler._init_growth_tracker, scaler._init_overflows = state.growth_tracker, state.num_overflows
+        scaler = cls(device, loss_scale=loss_scale)
         scaler._warns = warns
+        scaler._begin_loop()
         return scaler
 
-    def scale(self, outputs: Any) -> Any:
-        """Multiply a tensor, or the tensors of an iterable, by the scale."""
+    def scale(self, outputs: Any, name: str | None = None) -> Any:
+        """Multiply a tensor, or the tensors of an iterable, by the scale.
+
+        Args:
+            outputs: the loss.
+            name: give this loss a scale of its own, kept under that name. Its backward pass runs at that scale and
+                leaves gradients in the common one, so losses may share parameters; see ``NamedLosses``.
+        """
         self._num_scale_calls += 1
         self._made_with = None
         if not self._guard.is_saved:
             self._guard.drop()
-        return super().scale(outputs)
+        if not self._enabled:
+            return outputs
+        self._suspects.note_loss(outputs)
+        if name is None:
+            self._moves = True
+            return super().scale(outputs)
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(outputs.device)
+        scale, _ = self._check_scale_growth_tracker("scale")
+        return self._named.scale(outputs, name, scale)
+
+    def get_scale(self, name: str | None = None) -> float:
+        """The scale, or that of the loss with this name; waits for the device."""
+        if name is None or not self._enabled:
+            return super().get_scale()
+        return self._named.value(name)
+
+    def measure(self, optimizer: Optimizer) -> None:
+        """Take in how large the optimizer's gradients are, before somebody else than this scaler unscales them."""
+        if self._enabled and self._scale is not None and not self._ring.is_paused:
+            samples = self._ring.num_steps % SAMPLE_INTERVAL == 0
+            self._watch.look(optimizer, device=self._scale.device, samples=samples)
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the scale they were made with, and test the results."""
@@ -156,6 +185,7 @@ class GradScaler(torch.amp.GradScaler):
         if not self._enabled:
             self.last_step = StepResult()
             return optimizer.step(*args, **kwargs)
+        self._suspects.note_optimizer(optimizer)
         closure, args, kwargs = split_closure(args, kwargs)
         self._host_found = None
         with self._scale_of_gradients(optimizer):
@@ -206,8 +236,8 @@ class GradScaler(torch.amp.GradScaler):
             self._advance()
         else:
             states = [one for one in self._per_optimizer_states.values() if one["found_inf_per_device"]]
-            found = _sum_all(states, self._scale) if states and self._scale is not None else None
-            super().update(_checked(new_scale))
+            found = sum_all_found(states, self._scale) if states and self._scale is not None else None
+            super().update(checked_scale(new_scale))
             self._guard.restore(found)
             self._lower_bound = 0.0 if isinstance(new_scale, Tensor) else float(new_scale)
             self._forget_iteration()
@@ -224,21 +254,9 @@ class GradScaler(torch.amp.GradScaler):
         Raises:
             UsageError: something else than a module is given.
         """
-        strangers = [type(one).__name__ for one in modules if not isinstance(one, Module)]
-        if strangers or not modules:
-            raise UsageError(f"protect() was given {', '.join(strangers) or 'nothing'}; give the models trained")
-        if not self._enabled:
-            return lambda: None
-        self._guard.watch(modules)
-        hook: Any = SaveBeforeForward(self._guard)
-        handles = [module.register_forward_pre_hook(hook) for module in modules]
-
-        def end() -> None:
-            for handle in handles:
-                handle.remove()
-            self._guard.unwatch(modules)
-
-        return end
+        check_models(modules)
+        self._suspects.note_models(modules)
+        return attach(self._guard, modules) if self._enabled else lambda: None
 
     def note_grad_norm(self, norm: Tensor) -> None:
         """Let the history's next row hold ``norm``, such as ``clip_grad_norm_`` returns it; nothing is waited for."""
@@ -251,6 +269,14 @@ class GradScaler(torch.amp.GradScaler):
         """
         return self._ring.read()
 
+    def signs(self) -> tuple[Sign, ...]:
+        """The signs of failure in the history: gradients that explode, gradients that vanish, a scale that saws.
+
+        A healthy run has none. Vanishing is judged by a sample of the gradients in every 50th step. Waits for the
+        device.
+        """
+        return signs(self.history())
+
     def plot(self, *, width: int = 72, height: int = 8) -> str:
         """The history's scale as a plot in plain text, for a terminal or a log."""
         return self.history().plot(width=width, height=height)
@@ -261,38 +287,54 @@ class GradScaler(torch.amp.GradScaler):
         return None if scale is None else scale.clone()
 
     def state_dict(self) -> dict[str, Any]:
-        """Torch's five entries; with hysteresis also ``num_overflows``."""
+        """Torch's five entries, and ``num_overflows``, ``headroom`` and ``named`` where the scaler has them."""
         state = super().state_dict()
-        if self._enabled and self._hysteresis > 1:
-            state["num_overflows"] = self._init_overflows if self._num_overflows is None else int(self._num_overflows)
-        return state
+        if not self._enabled:
+            return state
+        named = self._named.state()
+        return {**state, **self._memory.state(), **({"named": named} if named else {})}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the state of one of ours or of torch's."""
         super().load_state_dict(state_dict)
         if not self._enabled:
             return
-        self._init_overflows = int(state_dict.get("num_overflows", 0))
+        self._memory.load(state_dict)
+        self._named.load(state_dict.get("named", {}))
         self._forget_iteration()
         self._lower_bound = float(self._init_scale)
         if not self._init_scale >= self._min_scale:
-            self._warn(f"the loaded loss scale {self._init_scale} is below the minimum; it is set to", stacklevel=3)
+            warn(f"the loaded loss scale {self._init_scale} is below the minimum; it is set to {self._min_scale:g}")
             self._init_scale = self._lower_bound = self._min_scale
             if self._scale is not None:
                 self._scale.fill_(self._min_scale)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        if self._enabled and self._num_overflows is not None:
-            state["_init_overflows"] = int(self._num_overflows)
-        fresh = {"_guard": BufferGuard(()), "_ring": HistoryRing(), "_grad_norm": None, "last_step": None}
-        return {**state, **fresh, "_num_overflows": None, "_made_with": None, "_counted": set()}
+        for name in ("last_step", "_guard", "_ring", "_watch", "_suspects", "_grad_norm", "_made_with", "_named_found"):
+            del state[name]
+        return {**state, "_named": self._named.copy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._begin_loop()
+
+    def _begin_loop(self) -> None:
+        """Set up what belongs to one loop; a copy, or a file, does not take it along."""
+        self.last_step: StepResult | None = None
+        self._guard, self._ring = BufferGuard(()), HistoryRing()
+        self._watch = GradientWatch(wants_amax=self._headroom is not None)
+        self._suspects = Suspects(min_scale=self._min_scale, max_scale=self._max_scale, warns=self._warns)
+        self._grad_norm: Tensor | None = None
+        self._forget_iteration()
 
     def _forget_iteration(self) -> None:
         """Start anew: no step is half counted."""
-        self._num_overflows: Tensor | None = None
         self._made_with: Tensor | None = None
+        self._named_found: Tensor | None = None
+        self._moves = False
         self._counted: set[int] = set()
+        self._watch.forget()
 
     # ------------------------------------------------------------------ unscaling
 
@@ -303,21 +345,23 @@ class GradScaler(torch.amp.GradScaler):
         found_inf: Tensor,
         allow_fp16: bool,  # noqa: FBT001 - torch's own signature
     ) -> dict[torch.device, Tensor]:
+        self.measure(optimizer)
         factors, findings = Replicator(inv_scale), Replicator(found_inf)
         may_overflow = self._may_overflow(inv_scale)
         with torch.no_grad():
-            for device, grads in _gradients(optimizer, allow_fp16=allow_fp16):
+            for device, grads in gradients(optimizer, allow_fp16=allow_fp16):
                 unscale_and_check_(grads, factors.get(device), findings.get(device), may_overflow=may_overflow)
         return found_inf_of(findings)
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[Any, Any]:
         """Test what a fused optimizer's own unscaling will give."""
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
+        self.measure(optimizer)
         if not self._may_overflow(scale.reciprocal()):
             return super()._check_inf_per_device(optimizer)
         scales, findings = Replicator(scale), Replicator(torch.zeros((), dtype=torch.float32, device=scale.device))
         with torch.no_grad():
-            for device, grads in _gradients(optimizer, allow_fp16=True):
+            for device, grads in gradients(optimizer, allow_fp16=True):
                 check_finite_(grads, findings.get(device), scale=scales.get(device))
         found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found_inf_of(findings)
         return found
@@ -345,6 +389,7 @@ class GradScaler(torch.amp.GradScaler):
     # ------------------------------------------------------------------ stepping
 
     def _torchs_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        start_momenta(optimizer)
         try:
             return super().step(optimizer, *args, **kwargs)
         except AssertionError as error:
@@ -358,10 +403,11 @@ class GradScaler(torch.amp.GradScaler):
 
     def _maybe_opt_step(self, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         scale, _ = self._check_scale_growth_tracker("step")
-        found, value = torch.stack((_sum(optimizer_state, scale), scale)).tolist()
+        found, value = torch.stack((sum_found(optimizer_state, scale), scale)).tolist()
         self._host_found = bool(found)
         if self._made_with is None and not host.reads_freely(scale):
-            self._learn(value, overflowed=self._host_found)
+            self._lower_bound = value
+            self._suspects.judge(skipped=self._host_found, scale=value)
         return None if found else optimizer.step(*args, **kwargs)
 
     def _step_with_closure(self, optimizer: Optimizer, closure: Callable[[], Any], args: Any, kwargs: Any) -> Any:
@@ -408,7 +454,7 @@ class GradScaler(torch.amp.GradScaler):
         state = self._per_optimizer_states[id(optimizer)]
         found = self._host_found
         if found is None and state["found_inf_per_device"]:
-            found = _sum(state, scale)
+            found = sum_found(state, scale)
         return StepResult(found_inf=found, scale_tensor=scale.clone())
 
     # ------------------------------------------------------------------ updating
@@ -418,26 +464,38 @@ class GradScaler(torch.amp.GradScaler):
         states = {key: state for key, state in self._per_optimizer_states.items() if state["found_inf_per_device"]}
         if not states:
             raise AssertionError("No inf checks were recorded prior to update.")
-        found = _sum_all(states.values(), scale)
+        found = sum_all_found(states.values(), scale)
         before = scale.clone()
-        state = ScaleState(scale=scale, growth_tracker=growth_tracker, num_overflows=self._overflows(scale))
         if self._counted.isdisjoint(states) and self._counted:
             made_with = before if self._made_with is None else self._made_with
-            back_off_once_(state, found, made_with, self._rules())
+            back_off_once_(self._memory.with_scale(scale, growth_tracker), self._own(found), made_with, self._rules())
             self._ring.amend(found)
             self._counted |= set(states)
             self._made_with = made_with
         else:
-            advance_(state, found, self._rules())
-            self._ring.add(scale=before, found_inf=found, grad_norm=self._grad_norm)
-            self._grad_norm = None
+            self._count_step(scale, growth_tracker, found, before)
             self._counted = set(states)
             self._made_with = before
         self._lower_bound = max(self._lower_bound * self._backoff_factor, self._min_scale)
-        if host.reads_freely(scale):
-            self._learn(scale.item(), overflowed=bool(found))
+        if scale.device.type == "cpu":
+            self._lower_bound = scale.item()
+            self._suspects.judge(skipped=bool(found), scale=before.item())
         self._guard.restore(found, keep=True)
         self._per_optimizer_states = fresh_optimizer_states()
+        self._suspects.losses.clear()
+
+    def _count_step(self, scale: Tensor, growth_tracker: Tensor, found: Tensor, before: Tensor) -> None:
+        self._named_found = self._named.advance()
+        if self._moves or self._named_found is None:
+            state = self._memory.with_scale(scale, growth_tracker)
+            advance_(state, self._own(found), self._rules(), amax=self._watch.amax(before))
+        self._ring.add(scale=before, found_inf=found, grad_norm=self._grad_norm, shares=self._watch.shares())
+        self._grad_norm, self._moves = None, False
+        self._watch.forget()
+
+    def _own(self, found: Tensor) -> Tensor:
+        """What the common scale is to answer for: an overflow that a named loss had is that loss's."""
+        return found if self._named_found is None else torch.where(self._named_found != 0, 0.0, found)
 
     def _remember_norm(self) -> None:
         """Without a scale the history holds the steps whose norm is known."""
@@ -446,13 +504,8 @@ class GradScaler(torch.amp.GradScaler):
             one = torch.ones((), device=norm.device)
             self._ring.add(scale=one, found_inf=torch.zeros_like(one), grad_norm=norm)
 
-    def _overflows(self, scale: Tensor) -> Tensor:
-        if self._num_overflows is None:
-            self._num_overflows = torch.full((), self._init_overflows, dtype=torch.int32, device=scale.device)
-        return self._num_overflows
-
-    def _rules(self) -> ScaleRules:
-        return ScaleRules(
+    def _rules(self) -> Rules:
+        return self._headroom or ScaleRules(
             growth_factor=self._growth_factor,
             backoff_factor=self._backoff_factor,
             growth_interval=self._growth_interval,
@@ -460,41 +513,3 @@ class GradScaler(torch.amp.GradScaler):
             max_scale=self._max_scale,
             hysteresis=self._hysteresis,
         )
-
-    def _learn(self, scale: float, *, overflowed: bool) -> None:
-        """Note the scale, which the host knows now, and warn where it fell to its minimum."""
-        self._lower_bound = scale
-        at_minimum = scale <= self._min_scale < self._max_scale
-        if self._warns and at_minimum and overflowed and not self._warned:
-            self._warn("gradients overflow at every scale: the loss scale is at its minimum,", stacklevel=5)
-        self._warned = at_minimum and (overflowed or self._warned)
-
-    def _warn(self, what: str, *, stacklevel: int) -> None:
-        advice = "If the loss is NaN too, the forward pass makes it: look there, lower the learning rate, or use bf16."
-        warnings.warn(f"{what} {self._min_scale:g}. {advice}", LossScaleWarning, stacklevel=stacklevel)
-
-
-def _gradients(optimizer: Optimizer, *, allow_fp16: bool) -> Iterator[tuple[torch.device, list[Tensor]]]:
-    for device, by_dtype in grouped_gradients(optimizer, allow_fp16=allow_fp16).items():
-        for grads in by_dtype.values():
-            yield device, grads
-
-
-def _sum(optimizer_state: dict[str, Any], scale: Tensor) -> Tensor:
-    """How many devices found non-finite gradients, on the scale's device."""
-    found: Iterable[Tensor] = optimizer_state["found_inf_per_device"].values()
-    return torch.stack([one.to(scale.device, non_blocking=True).reshape(()) for one in found]).sum()
-
-
-def _sum_all(optimizer_states: Iterable[dict[str, Any]], scale: Tensor) -> Tensor:
-    """How many devices found non-finite gradients, in all optimizers."""
-    return torch.stack([_sum(state, scale) for state in optimizer_states]).sum()
-
-
-def _checked(new_scale: Any) -> float | Tensor:
-    """A tensor as it is; any other real number as a float, which is all torch takes."""
-    if isinstance(new_scale, Tensor):
-        return new_scale
-    if not isinstance(new_scale, numbers.Real) or not 0.0 < float(new_scale) < math.inf:
-        raise UsageError(f"update({new_scale!r}): give a positive finite number or a 1-element tensor, such as 65536.0")
-    return float(new_scale)

@@ -85,7 +85,8 @@ class Loop:
         )
         yield from (param.grad for param in self.net.parameters() if param.grad is not None)
         if self.step.scaler.is_enabled():
-            yield from (self.step.scaler._scale, self.step.scaler._growth_tracker, self.step.scaler._num_overflows)
+            scaler = self.step.scaler
+            yield from (scaler._scale, scaler._growth_tracker, scaler._memory.num_overflows)
 
     def everything(self):
         return [one.clone() for one in self.state()]
