@@ -108,6 +108,21 @@ def put_kernels(key: str, kernels: Mapping[str, Kernel]) -> Callable[[], None]:
     return _implement(kernels, key, with_keys=True)
 
 
+def put_composites(kernels: Mapping[str, Kernel], *, device_type: str) -> Callable[[], None]:
+    """Put ``kernels`` in the place of composite operators for the device's tensors, with autograd and without it.
+
+    They are made of other operators, so autograd needs to know nothing of them.
+    """
+    device = device_type.upper()
+    undos = [_implement(kernels, key, with_keys=False) for key in (device, f"Autograd{device}")]
+
+    def undo() -> None:
+        for one in undos:
+            one()
+
+    return undo
+
+
 def _implement(kernels: Mapping[str, Kernel], key: str, *, with_keys: bool) -> Callable[[], None]:
     library = torch.library.Library(_NAMESPACE, "IMPL")
     try:

@@ -33,7 +33,7 @@ _NARROW = frozenset(
     }
 )
 _CASTABLE = _NARROW | {torch.float32}
-_WITH_DTYPE = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+WITH_DTYPE = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
 Cast = Callable[[Tensor], Tensor]
 
 
@@ -48,7 +48,7 @@ def make_kernel(name: str, policy: CastPolicy, *, device_type: str) -> Kernel | 
         case CastPolicy.FP32_SET_OPT_DTYPE:
             kernel = _fp32_set_opt_dtype(overload, device_type)
         case CastPolicy.FP32_APPEND_DTYPE:
-            kernel = _fp32_append_dtype(overload, find_overload(_WITH_DTYPE[name]), device_type)
+            kernel = _fp32_append_dtype(overload, find_overload(WITH_DTYPE[name]), device_type)
         case CastPolicy.PROMOTE:
             kernel = _promote(overload, device_type)
         case CastPolicy.TO_SELF:

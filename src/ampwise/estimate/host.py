@@ -1,0 +1,134 @@
+"""What the host asks of the imaginary GPU, and operators whose result's size depends on numbers.
+
+Where the numbers are known (``values``) the answer is the true one. Else a number is 0, a mask counts as all true, and
+that is noted: the run goes on with the largest result there can be.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ampwise.compat.imaginary import GPU, is_imaginary
+from ampwise.estimate.notes import Notes
+from ampwise.estimate.values import set_value, value_of
+
+aten = torch.ops.aten
+Answer = Callable[[tuple[Any, ...], dict[str, Any], Notes], Any]
+
+
+class Unknown(Exception):  # noqa: N818 # no error: the operator is then run as any other
+    """There is nothing special about this call."""
+
+
+def _item(args: tuple[Any, ...], _: dict[str, Any], notes: Notes) -> Any:
+    value = value_of(args[0])
+    if value is not None:
+        return value.item()
+    notes.assume("a number read from the GPU is taken to be 0")
+    return torch.zeros((), dtype=args[0].dtype).item()
+
+
+def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any], notes: Notes) -> Tensor:
+    device = kwargs.get("device")
+    if not is_imaginary(args[0]) or device is None or torch.device(device).type != "cpu":
+        raise Unknown
+    value = value_of(args[0])
+    dtype = kwargs.get("dtype") or args[0].dtype
+    if value is not None:
+        return value.to(dtype=dtype, copy=True)
+    notes.assume("numbers copied from the GPU are taken to be 0")
+    return torch.zeros(args[0].shape, dtype=dtype)
+
+
+def _copy(args: tuple[Any, ...], _: dict[str, Any], notes: Notes) -> Tensor:
+    target, source = args[0], args[1]
+    if not is_imaginary(target):
+        value = value_of(source)
+        if value is not None:
+            return target.copy_(value)
+        notes.assume("numbers copied from the GPU are taken to be 0")
+        return target.zero_()
+    value = value_of(source)
+    set_value(target, None if value is None else value.to(target.dtype).expand(target.shape).clone())
+    raise Unknown
+
+
+def _equal(args: tuple[Any, ...], _: dict[str, Any], notes: Notes) -> bool:
+    first, second = value_of(args[0]), value_of(args[1])
+    if first is not None and second is not None:
+        return torch.equal(first, second)
+    notes.assume("two tensors on the GPU are taken to be equal")
+    return True
+
+
+def _nonzero(args: tuple[Any, ...], _: dict[str, Any], notes: Notes) -> Tensor:
+    return _indices(args[0], notes)
+
+
+def _masked_select(args: tuple[Any, ...], _: dict[str, Any], notes: Notes) -> Tensor:
+    tensor, mask = torch.broadcast_tensors(args[0], args[1])
+    return tensor.new_empty(len(_indices(mask, notes)))
+
+
+def _index(args: tuple[Any, ...], _: dict[str, Any], notes: Notes) -> Tensor:
+    indices = list(args[1])
+    if not any(isinstance(one, Tensor) and one.dtype in {torch.bool, torch.uint8} for one in indices):
+        raise Unknown
+    plain: list[Any] = []
+    for one in indices:
+        is_mask = isinstance(one, Tensor) and one.dtype in {torch.bool, torch.uint8}
+        plain += _indices(one, notes).unbind(1) if is_mask else [one]
+    return aten.index.Tensor(args[0], plain)
+
+
+def _unique(args: tuple[Any, ...], kwargs: dict[str, Any], notes: Notes) -> Any:
+    value = value_of(args[0])
+    if value is None:
+        notes.assume("all numbers of a tensor on the GPU are taken to be different")
+        value = torch.arange(args[0].numel()).reshape(args[0].shape)
+    return tuple(_moved(one, args[0].dtype) for one in aten._unique2.default(value, *args[1:], **kwargs))  # noqa: SLF001 # an operator
+
+
+def _repeat_interleave(args: tuple[Any, ...], kwargs: dict[str, Any], notes: Notes) -> Tensor:
+    if kwargs.get("output_size") is not None:
+        raise Unknown
+    value = value_of(args[0])
+    if value is None:
+        notes.assume("each number of a tensor on the GPU is taken to be repeated once")
+        value = torch.ones(args[0].shape, dtype=torch.long)
+    return _moved(aten.repeat_interleave.Tensor(value), torch.long)
+
+
+def _indices(mask: Tensor, notes: Notes) -> Tensor:
+    """``nonzero`` on the GPU, with its numbers where they are known."""
+    value = value_of(mask)
+    if value is None:
+        notes.assume("a mask on the GPU is taken to be all true")
+        return torch.empty(mask.numel(), mask.dim(), dtype=torch.long, device=GPU)
+    return _moved(value.nonzero(), torch.long)
+
+
+def _moved(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """On the GPU, with its numbers."""
+    made = torch.empty(value.shape, dtype=value.dtype if value.dtype is torch.long else dtype, device=GPU)
+    set_value(made, value)
+    return made
+
+
+HOST_OPERATORS: Final[Mapping[Any, Answer]] = MappingProxyType(
+    {
+        aten._local_scalar_dense.default: _item,  # noqa: SLF001 # an operator's name
+        aten._to_copy.default: _to_copy,  # noqa: SLF001
+        aten.copy_.default: _copy,
+        aten.equal.default: _equal,
+        aten.nonzero.default: _nonzero,
+        aten.masked_select.default: _masked_select,
+        aten.index.Tensor: _index,
+        aten._unique2.default: _unique,  # noqa: SLF001
+        aten.repeat_interleave.Tensor: _repeat_interleave,
+    }
+)
+"""By operator: the answer to the host, or a result of the right size."""

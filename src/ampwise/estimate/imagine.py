@@ -1,0 +1,126 @@
+"""Runs a script on an imaginary GPU, in this process, and says what its training step takes."""
+
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._dynamo  # imported before torch's names are stood in for: it keeps tables of them
+import torch.distributed.tensor  # as above
+
+from ampwise.estimate.allocator import AllocatorSettings, CachingAllocator
+from ampwise.estimate.casts import ImaginaryAutocast
+from ampwise.estimate.composites import choose_as_cuda_does
+from ampwise.estimate.device import ImaginaryDevice
+from ampwise.estimate.ledger import Ledger
+from ampwise.estimate.notes import Notes
+from ampwise.estimate.picture import picture
+from ampwise.estimate.temporaries import cublas_workspace_bytes
+from ampwise.estimate.whereabouts import Whereabouts
+from ampwise.interpose.imaginary_gpu import ImaginaryGpu, stand_in_for_cuda
+from ampwise.interpose.imaginary_tensor import stand_in_for_tensors
+from ampwise.interpose.stand_in import StandIn, put
+from ampwise.observe.events import BUS, EventBus
+from ampwise.observe.modules import ModuleStack
+from ampwise.plan.operators import cast_lists
+from ampwise.records.estimate import Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """The GPU that is imagined, and what of its memory is the allocator's."""
+
+    name: str
+    compute_capability: tuple[int, int] | None
+    total_bytes: int
+    context_bytes: int
+
+
+class Imagination:
+    """An imaginary GPU in effect, and what is known of its memory so far."""
+
+    def __init__(self, gpu: Gpu, *, bus: EventBus, settings: AllocatorSettings, has_workspaces: bool) -> None:
+        self.notes = Notes()
+        self.ledger = Ledger(CachingAllocator(settings))
+        self.modules = ModuleStack()
+        self.whereabouts = Whereabouts(bus, modules=self.modules, ledger=self.ledger)
+        self.device = ImaginaryDevice(
+            self.ledger,
+            self.notes,
+            site=self.whereabouts.site,
+            workspace_bytes=cublas_workspace_bytes(gpu.compute_capability) if has_workspaces else 0,
+        )
+        self._gpu = gpu
+
+    def estimate(self, *, precision: str, is_lower_bound: bool = False) -> Estimate:
+        """What a step takes, by what was seen so far."""
+        return picture(
+            self.ledger,
+            self.whereabouts,
+            precision=precision,
+            capacity_bytes=self._gpu.total_bytes - self._gpu.context_bytes,
+            context_bytes=self._gpu.context_bytes,
+            assumptions=self.notes.texts,
+            is_lower_bound=is_lower_bound,
+        )
+
+
+@contextmanager
+def imagined(
+    gpu: Gpu,
+    *,
+    bus: EventBus = BUS,
+    settings: AllocatorSettings | None = None,
+    has_workspaces: bool = True,
+) -> Generator[Imagination]:
+    """Let this process believe that it has ``gpu``; for a process of its own, since all of torch is affected.
+
+    Args:
+        gpu: What is imagined.
+        bus: Where the training loop's events are published.
+        settings: The caching allocator's.
+        has_workspaces: Whether cuBLAS takes workspaces from the allocator, as it does since torch 1.12.
+    """
+    imagination = Imagination(gpu, bus=bus, settings=settings or AllocatorSettings(), has_workspaces=has_workspaces)
+    shown = ImaginaryGpu(
+        name=gpu.name, compute_capability=gpu.compute_capability or (9, 0), total_bytes=gpu.total_bytes
+    )
+    lists = cast_lists(torch.__version__).devices["cuda"]
+    autocast = ImaginaryAutocast(dict(lists), casting=imagination.device.casting)
+    with ExitStack() as stack:
+        stack.callback(stand_in_for_cuda(shown, _Meter(imagination.ledger.allocator)))
+        stack.callback(stand_in_for_tensors())
+        stack.callback(put([StandIn(owner="torch", attribute="save", make=lambda _: _save_nothing)]))
+        stack.callback(choose_as_cuda_does(gpu.compute_capability, imagination.notes))
+        stack.callback(autocast.start())
+        stack.enter_context(imagination.device.entered())
+        stack.enter_context(imagination.modules)
+        stack.enter_context(imagination.whereabouts)
+        yield imagination
+
+
+@dataclass(frozen=True, slots=True)
+class _Meter:
+    """What ``torch.cuda``'s memory functions ask."""
+
+    allocator: CachingAllocator
+
+    def allocated_bytes(self) -> int:
+        return self.allocator.allocated_bytes
+
+    def reserved_bytes(self) -> int:
+        return self.allocator.reserved_bytes
+
+    def peak_allocated_bytes(self) -> int:
+        return self.allocator.peak_allocated_bytes
+
+    def peak_reserved_bytes(self) -> int:
+        return self.allocator.peak_reserved_bytes
+
+    def empty_cache(self) -> None:
+        self.allocator.empty_cache()
+
+
+def _save_nothing(*_: Any, **__: Any) -> None:
+    """An estimate has nothing worth keeping in a checkpoint, and must not overwrite one."""

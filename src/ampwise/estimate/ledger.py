@@ -1,0 +1,123 @@
+"""The life of every storage on the imaginary GPU, as the caching allocator would serve it."""
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from ampwise.estimate.allocator import Block, CachingAllocator
+from ampwise.records.site import Site
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Storage:
+    """One storage: how large, born where, and when it came and went."""
+
+    num_bytes: int
+    site: Site
+    is_cast: bool = False
+    """A copy in another format that autocast made."""
+    is_workspace: bool = False
+    node: int | None = None
+    """The autograd node, by its number, that ran when it was born; None outside of a backward pass."""
+    is_from_host: bool = False
+    """Copied to the GPU from the host: data, or parameters on their way there."""
+    born: int
+    """Counts births and deaths from the start of the run."""
+    died: int | None = None
+    block: Block | None = field(default=None, repr=False)
+    """What the allocator gave for it, while it is alive."""
+    block_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When something began: the count of births and deaths, and the storages then alive."""
+
+    time: int
+    label: str
+
+
+class Ledger:
+    """Every storage the imaginary GPU ever held, and what the allocator made of them.
+
+    Law: a storage is alive at time ``t`` if it was born before ``t`` and has not died by then; the sum of the blocks of
+    those alive is what the allocator has given out.
+    """
+
+    def __init__(self, allocator: CachingAllocator | None = None) -> None:
+        self.allocator = allocator or CachingAllocator()
+        self.storages: list[Storage] = []
+        self.moments: list[Moment] = []
+        self.time = 0
+        self.peak_time = 0
+        """Just after the birth that made the allocator's peak."""
+        self.peak_site: Site | None = None
+        self._alive: dict[int, tuple[weakref.ref[torch.UntypedStorage], Storage]] = {}
+
+    def see(
+        self,
+        storage: torch.UntypedStorage,
+        site: Site,
+        *,
+        node: int | None = None,
+        is_cast: bool = False,
+        is_from_host: bool = False,
+    ) -> None:
+        """Take note of ``storage`` if it is new, and of its new size if it was resized."""
+        key, num_bytes = id(storage), storage.nbytes()
+        known = self._alive.get(key)
+        if known is not None:
+            if known[1].num_bytes != num_bytes:
+                self._die(key)
+            else:
+                return
+        made = self._bear(num_bytes, site)
+        made.node, made.is_cast, made.is_from_host = node, is_cast, is_from_host
+        self._alive[key] = (weakref.ref(storage, lambda _, key=key: self._die(key)), made)
+
+    def pass_through(self, sizes: Iterable[int], site: Site) -> None:
+        """Take note of what a kernel allocates for itself and frees before it returns."""
+        made = [self._bear(size, site) for size in sizes]
+        for one in made:
+            self._end(one)
+
+    def keep(self, num_bytes: int, site: Site) -> None:
+        """Take note of a workspace, which is never given back."""
+        self._bear(num_bytes, site).is_workspace = True
+
+    def mark(self, label: str) -> None:
+        """Remember that something begins now."""
+        self.moments.append(Moment(self.time, label))
+
+    def of(self, tensor: torch.Tensor) -> Storage | None:
+        """The storage of a tensor of the imaginary GPU; None of any other."""
+        known = self._alive.get(id(tensor.untyped_storage()))
+        return known[1] if known is not None else None
+
+    def alive_at(self, time: int) -> list[Storage]:
+        """The storages alive at that time."""
+        return [one for one in self.storages if one.born < time and (one.died is None or one.died >= time)]
+
+    def _bear(self, num_bytes: int, site: Site) -> Storage:
+        storage = Storage(num_bytes=num_bytes, site=site, born=self.time)
+        self.time += 1
+        before = self.allocator.peak_allocated_bytes
+        storage.block = self.allocator.allocate(num_bytes)
+        storage.block_bytes = 0 if storage.block is None else storage.block.size
+        if self.allocator.peak_allocated_bytes > before:
+            self.peak_time, self.peak_site = self.time, site
+        self.storages.append(storage)
+        return storage
+
+    def _die(self, key: int) -> None:
+        known = self._alive.pop(key, None)
+        if known is not None:
+            self._end(known[1])
+
+    def _end(self, storage: Storage) -> None:
+        storage.died = self.time
+        self.time += 1
+        self.allocator.free(storage.block)
+        storage.block = None

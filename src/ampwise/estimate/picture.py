@@ -1,0 +1,115 @@
+"""What the ledger of an imaginary run came to: the peak, who holds it, and the step over time."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from ampwise.estimate.ledger import Ledger, Storage
+from ampwise.estimate.whereabouts import Whereabouts
+from ampwise.records.estimate import Estimate
+from ampwise.records.memory import CategoryBytes, MemoryCategory, MemoryOwner, MemoryPoint
+from ampwise.records.site import Phase, Site
+
+_MAX_OWNERS: Final = 20
+_NUM_POINTS: Final = 200
+
+
+def picture(
+    ledger: Ledger,
+    whereabouts: Whereabouts,
+    *,
+    precision: str,
+    capacity_bytes: int | None,
+    context_bytes: int | None,
+    assumptions: tuple[str, ...],
+    is_lower_bound: bool = False,
+) -> Estimate:
+    """The estimate that a run's ledger holds.
+
+    Args:
+        ledger: Of all of the run.
+        whereabouts: Knows what storages are for.
+        precision: What the run computed in.
+        capacity_bytes: What the GPU can hold beside its context.
+        context_bytes: What the context takes.
+        assumptions: What had to be assumed.
+        is_lower_bound: The run could not go on.
+    """
+    alive = ledger.alive_at(ledger.peak_time)
+    site = ledger.peak_site
+    return Estimate(
+        precision=precision,
+        allocated_bytes=ledger.allocator.peak_allocated_bytes,
+        reserved_bytes=ledger.allocator.peak_reserved_bytes,
+        categories=_categories(alive, whereabouts),
+        peak_phase=None if site is None else site.phase.value,
+        peak_line=None if site is None else site.where or None,
+        owners=tuple(_owners(alive, whereabouts)),
+        timeline=tuple(_timeline(ledger, whereabouts)),
+        capacity_bytes=capacity_bytes,
+        context_bytes=context_bytes,
+        is_lower_bound=is_lower_bound,
+        assumptions=assumptions,
+    )
+
+
+def category_of(storage: Storage, whereabouts: Whereabouts) -> MemoryCategory:
+    """What a storage is for. The first that holds: workspace, what the loop's events told, cast, data, temporary."""
+    if storage.is_workspace:
+        return MemoryCategory.WORKSPACE
+    known = whereabouts.known.get(storage.born)
+    if storage.is_cast and known in {None, MemoryCategory.ACTIVATION}:
+        return MemoryCategory.CAST
+    if known is MemoryCategory.ACTIVATION and storage.is_from_host:
+        return MemoryCategory.OTHER
+    if known is not None:
+        return known
+    is_between = storage.site.phase is Phase.OTHER and whereabouts.num_steps_at(storage) == 0
+    return MemoryCategory.OTHER if storage.is_from_host or is_between else MemoryCategory.TEMPORARY
+
+
+def _categories(alive: Iterable[Storage], whereabouts: Whereabouts) -> tuple[CategoryBytes, ...]:
+    sizes: Counter[MemoryCategory] = Counter()
+    for storage in alive:
+        sizes[category_of(storage, whereabouts)] += storage.block_bytes
+    return tuple(CategoryBytes(category=one, bytes=sizes[one]) for one in MemoryCategory if sizes[one])
+
+
+def _owners(alive: Iterable[Storage], whereabouts: Whereabouts) -> list[MemoryOwner]:
+    """Storages of one category that were born at one place, or belong to one module, put together."""
+    groups: dict[tuple[MemoryCategory, Site], list[int]] = {}
+    for storage in alive:
+        category = category_of(storage, whereabouts)
+        groups.setdefault((category, _place(storage, category, whereabouts)), []).append(storage.block_bytes)
+    made = [
+        MemoryOwner(category=category, site=site, bytes=sum(sizes), num_storages=len(sizes))
+        for (category, site), sizes in groups.items()
+    ]
+    return sorted(made, key=lambda owner: -owner.bytes)[:_MAX_OWNERS]
+
+
+def _place(storage: Storage, category: MemoryCategory, whereabouts: Whereabouts) -> Site:
+    module = whereabouts.names.get(storage.born)
+    if module is not None or category in {MemoryCategory.GRADIENT, MemoryCategory.OPTIMIZER_STATE}:
+        return Site(phase=storage.site.phase, module=module)
+    return storage.site
+
+
+def _timeline(ledger: Ledger, whereabouts: Whereabouts) -> list[MemoryPoint]:
+    """The last whole step, in at most so many points; the peak is one of them where it lies there."""
+    marks = [moment.time for moment in ledger.moments]
+    if len(marks) < 2:
+        return []
+    start, end = marks[-2], marks[-1]
+    stride = max(1, (end - start) // _NUM_POINTS)
+    times = sorted({*range(start, end, stride), end, *([ledger.peak_time] if start <= ledger.peak_time <= end else [])})
+    phases = {storage.born: storage.site.phase for storage in ledger.storages if start <= storage.born <= end}
+    points: list[MemoryPoint] = []
+    phase = Phase.OTHER
+    for index, time in enumerate(times):
+        born = [phases[one] for one in range(times[index - 1] if index else start, time) if one in phases]
+        phase = born[-1] if born else phase
+        categories = _categories(ledger.alive_at(time), whereabouts)
+        total = sum(part.bytes for part in categories)
+        points.append(MemoryPoint(event=time - start, phase=phase, total_bytes=total, categories=categories))
+    return points

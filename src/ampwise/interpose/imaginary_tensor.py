@@ -1,0 +1,136 @@
+"""What a tensor of the imaginary GPU says of itself in Python, and how tensors get there."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampwise.compat.imaginary import GPU, is_computing, is_imaginary, real_attribute
+from ampwise.interpose.seam import Undo
+from ampwise.interpose.stand_in import StandIn, put
+
+_TENSOR = "torch:Tensor"
+
+
+def stand_in_for_tensors() -> Undo:
+    """Let tensors of the imaginary GPU look like a GPU's in Python, until the returned undo is called."""
+    return put([*_properties(), *_methods(), *_makers()])
+
+
+def is_gpu(device: object) -> bool:
+    """Whether a device argument means the GPU: ``"cuda"``, ``"cuda:0"``, 0 or the device itself."""
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    if isinstance(device, str):
+        return device.partition(":")[0] == "cuda"
+    return isinstance(device, int) and not isinstance(device, bool)
+
+
+def _properties() -> Iterator[StandIn]:
+    def device(tensor: Tensor) -> torch.device:
+        # kernels written in Python make tensors on their argument's device, which must be the one that has no data
+        return GPU if is_imaginary(tensor) and not is_computing() else real_attribute(tensor, "device")
+
+    def is_cuda(tensor: Tensor) -> bool:
+        return is_imaginary(tensor) or real_attribute(tensor, "is_cuda")
+
+    def is_meta(tensor: Tensor) -> bool:
+        return real_attribute(tensor, "is_meta") and (is_computing() or not is_imaginary(tensor))
+
+    for name, getter in {"device": device, "is_cuda": is_cuda, "is_meta": is_meta}.items():
+        yield StandIn(owner=_TENSOR, attribute=name, make=lambda _, getter=getter: property(getter))
+
+
+def _methods() -> Iterator[StandIn]:
+    yield StandIn(owner=_TENSOR, attribute="to", make=_to)
+    yield StandIn(owner=_TENSOR, attribute="cuda", make=lambda _: _cuda)
+    yield StandIn(owner=_TENSOR, attribute="pin_memory", make=lambda _: lambda tensor, *_, **__: tensor)
+    yield StandIn(owner=_TENSOR, attribute="is_pinned", make=lambda _: lambda tensor, *_, **__: False)
+    yield StandIn(owner=_TENSOR, attribute="record_stream", make=lambda _: lambda tensor, _stream: None)
+    yield StandIn(owner=_TENSOR, attribute="get_device", make=lambda _: lambda t: 0 if is_imaginary(t) else -1)
+    yield StandIn(owner=_TENSOR, attribute="type", make=_type)
+    yield StandIn(owner=_TENSOR, attribute="__repr__", make=_repr)
+
+
+def _cuda(tensor: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:  # noqa: FBT001, FBT002 # torch's own signature
+    _ = device, non_blocking
+    keywords = {} if memory_format is None else {"memory_format": memory_format}
+    return tensor.to(GPU, **keywords)
+
+
+def _to(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``Tensor.to`` that knows the GPU by its full name: what is there already is only cast."""
+
+    def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if is_computing():
+            return original(tensor, *args, **kwargs)
+        if args and isinstance(args[0], Tensor):
+            args = (args[0].device, args[0].dtype, *args[1:])
+        elif isinstance(kwargs.get("other"), Tensor):
+            other = kwargs.pop("other")
+            args = (other.device, other.dtype, *args)
+        goes_to_gpu = any(is_gpu(one) for one in (*args[:1], kwargs.get("device")) if one is not None)
+        if not goes_to_gpu:
+            return original(tensor, *args, **kwargs)
+        rest = args[1:] if args and is_gpu(args[0]) else args
+        others = {name: value for name, value in kwargs.items() if name != "device"}
+        if not is_imaginary(tensor):
+            return original(tensor, GPU, *rest, **others)
+        return _cast(original, tensor, rest, others)
+
+    return to
+
+
+def _cast(original: Callable[..., Tensor], tensor: Tensor, rest: tuple[Any, ...], others: dict[str, Any]) -> Tensor:
+    """``to`` of a tensor that is on the GPU already, without the device."""
+    dtype = next((one for one in rest if isinstance(one, torch.dtype)), others.pop("dtype", None))
+    flags = [one for one in rest if isinstance(one, bool)]
+    copy = others.get("copy", len(flags) > 1 and flags[1])
+    if dtype is None and not copy and others.get("memory_format") is None:
+        return tensor
+    keywords = {name: value for name, value in others.items() if name in {"memory_format"} and value is not None}
+    return original(tensor, dtype or tensor.dtype, copy=copy, **keywords)
+
+
+def _type(original: Callable[..., Any]) -> Callable[..., Any]:
+    def type_(tensor: Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not is_imaginary(tensor):
+            return original(tensor, dtype, *args, **kwargs)
+        if dtype is None:
+            return original(torch.empty(0, dtype=tensor.dtype)).replace("torch.", "torch.cuda.")
+        if isinstance(dtype, torch.dtype):
+            return tensor.to(dtype)
+        return tensor.to(original(torch.empty(0), str(dtype).replace("torch.cuda.", "torch.")).dtype)
+
+    return type_
+
+
+def _repr(original: Callable[..., str]) -> Callable[..., str]:
+    def repr_(tensor: Tensor, **kwargs: Any) -> str:
+        if not is_imaginary(tensor):
+            return original(tensor, **kwargs)
+        return f"tensor(..., device='{GPU}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+
+    return repr_
+
+
+def _makers() -> Iterator[StandIn]:
+    """Functions that fill a tensor in C++ on the host and move it there, past Python."""
+    for name in ("tensor", "as_tensor", "asarray", "from_numpy"):
+        yield StandIn(owner="torch", attribute=name, make=_made_on_host)
+
+
+def _made_on_host(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def make(*args: Any, **kwargs: Any) -> Tensor:
+        device = kwargs.get("device")
+        if is_computing() or not is_gpu(device) or device is None:
+            return original(*args, **kwargs)
+        needs_grad = kwargs.pop("requires_grad", False)
+        data = args[0] if args else kwargs.get("data")
+        if isinstance(data, Tensor) and is_imaginary(data):
+            return data.to(kwargs.get("dtype") or data.dtype).requires_grad_(needs_grad)
+        made = original(*args, **{**kwargs, "device": "cpu"}).to(GPU)
+        return made.requires_grad_(needs_grad) if needs_grad else made
+
+    return make
