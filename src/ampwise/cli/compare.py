@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Mapping
@@ -19,6 +18,7 @@ from ampwise._base.text import inert_line
 from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, USAGE, has_syntax_error, say
 from ampwise.cli.options import lists_option, malloc_option, misplaced, module_option, script_words, target_of
 from ampwise.cli.report import print_recording
+from ampwise.cli.unwind import signals_unwind
 from ampwise.compare.schedule import ComparisonPlan
 from ampwise.compare.variants import parse_variants
 from ampwise.records.files import save_recording
@@ -173,7 +173,7 @@ def _measure(target: Target, plan: ComparisonPlan) -> "tuple[Recording, bool]":
 
     scratch = tempfile.mkdtemp(prefix="ampwise-compare-")
     try:
-        with _signals_unwind(), _progress_bar() as on_progress:
+        with signals_unwind(), _progress_bar() as on_progress:
             return compare(target, replace(plan, scratch=scratch), on_progress=on_progress), False
     except ComparisonInterrupted as interrupted:
         return interrupted.recording, True
@@ -186,21 +186,6 @@ def _measure(target: Target, plan: ComparisonPlan) -> "tuple[Recording, bool]":
         raise
     finally:
         _remove_empty(scratch)
-
-
-@contextmanager
-def _signals_unwind() -> Generator[None]:
-    """Let SIGTERM and SIGHUP, as Ctrl-C does, end the run and what it started, and leave no folder behind."""
-
-    def leave(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -2,21 +2,29 @@
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ampwise._base.errors import UsageError
 from ampwise._base.text import inert_line
+from ampwise.cli.exits import say
+from ampwise.cli.options import module_option, target_of
 from ampwise.cli.plan_text import diff_lines, plan_lines, preset_lines
 from ampwise.plan.diff import diff as differences
 from ampwise.plan.find import find_plan
 from ampwise.plan.operators import cast_lists
+from ampwise.plan.plan import Plan
 from ampwise.plan.presets import presets
 from ampwise.plan.writing import pinned, to_toml
 from ampwise.records.files import to_plain
 
+if TYPE_CHECKING:
+    from ampwise.records.layout import LayoutRecord
+
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _plan = click.argument("plan", metavar="PLAN")
+_script = click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT [ARGUMENTS]...]")
 
 
 @click.group("plan", short_help="Show, check and compare plans: what runs in which format.")
@@ -35,32 +43,58 @@ def command() -> None:
 
 @command.command("show")
 @_plan
+@_script
+@module_option
 @click.option("--toml", "as_toml", is_flag=True, help="Print the plan as a file, with the cast lists' torch pinned.")
 @_json_option
-def show(plan: str, *, as_toml: bool, as_json: bool) -> None:
-    """Show what a plan says: its formats, its cast lists and its rules."""
+def show(plan: str, script: tuple[str, ...], *, is_module: bool, as_toml: bool, as_json: bool) -> None:
+    """Show what a plan says: its formats, its cast lists and its rules.
+
+    With a script behind --, also what holds in each module of its models: the script makes one step in a process of
+    its own, and what it saves is thrown away.
+
+    \b
+    ampwise plan show plan.toml
+    ampwise plan show plan.toml -- train.py --lr 3e-4
+    """  # noqa: D301 - click's mark for a block kept as it is
     found = find_plan(plan)
-    if as_json:
-        _print_json({"plan": to_plain(found), "pinned_torch": found.torch, "installed_torch": _installed()})
-    elif as_toml:
+    if as_toml:
+        _refuse_script(script)
         click.echo(to_toml(pinned(found)), nl=False)
-    else:
-        _print([_title(plan), *plan_lines(found)])
+        return
+    layout = _layout(script, is_module=is_module)
+    if as_json:
+        _print_json({**_head(found), "plan": to_plain(found), **_at_layout(found, layout)})
+        return
+    _print([_title(plan), *plan_lines(found)])
+    if layout is not None:
+        from ampwise.cli.plan_script import format_lines, module_formats
+
+        _print(format_lines(found, module_formats(found, layout)))
+        _warn(found, layout)
 
 
 @command.command("check")
 @_plan
+@_script
+@module_option
 @_json_option
-def check(plan: str, *, as_json: bool) -> None:
-    """Say what is wrong with a plan: every mistake at once; status 2 where there is one."""
+def check(plan: str, script: tuple[str, ...], *, is_module: bool, as_json: bool) -> int:
+    """Say what is wrong with a plan: every mistake at once; status 2 where there is one.
+
+    With a script behind --, also where the plan does not fit the script's models; status 1 where it does not.
+    """
     found = find_plan(plan)
+    layout = _layout(script, is_module=is_module)
     if as_json:
-        _print_json({"num_rules": len(found.rules), "pinned_torch": found.torch, "installed_torch": _installed()})
-        return
+        document = {**_head(found), **_at_layout(found, layout)}
+        _print_json(document)
+        return int(bool(document.get("warnings")))
     num = len(found.rules)
     _print([f"{inert_line(plan)}: no mistakes; {num} rule{'s' * (num != 1)}, {found.default} elsewhere"])
     if found.torch is None and found.rules:
         _print([f'its cast lists are not pinned: torch = "{_installed()}" keeps an upgrade from changing them'])
+    return int(layout is not None and _warn(found, layout))
 
 
 @command.command("diff")
@@ -89,6 +123,42 @@ def list_presets(*, as_json: bool) -> None:
         return
     for row in rows:
         _print(preset_lines(row))
+
+
+def _layout(script: tuple[str, ...], *, is_module: bool) -> "LayoutRecord | None":
+    """The modules of the script's models; None where no script was given."""
+    if not script:
+        return None
+    from ampwise.cli.plan_script import layout_of
+
+    return layout_of(target_of(script, is_module=is_module))
+
+
+def _refuse_script(script: tuple[str, ...]) -> None:
+    if script:
+        raise UsageError("--toml prints the plan alone; leave the script away")
+
+
+def _head(plan: Plan) -> dict[str, Any]:
+    return {"num_rules": len(plan.rules), "pinned_torch": plan.torch, "installed_torch": _installed()}
+
+
+def _at_layout(plan: Plan, layout: "LayoutRecord | None") -> dict[str, Any]:
+    if layout is None:
+        return {}
+    from ampwise.cli.plan_script import misfits_with, module_formats
+
+    return {"modules": to_plain(module_formats(plan, layout)), "warnings": list(misfits_with(plan, layout))}
+
+
+def _warn(plan: Plan, layout: "LayoutRecord") -> bool:
+    """Say where the plan does not fit the models; whether anything was said."""
+    from ampwise.cli.plan_script import misfits_with
+
+    found = misfits_with(plan, layout)
+    for line in found:
+        say(line)
+    return bool(found)
 
 
 def _title(plan: str) -> str:

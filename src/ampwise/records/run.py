@@ -9,6 +9,7 @@ from ampwise.records.against_fp32 import AgainstFp32Record
 from ampwise.records.casts import CastRecord
 from ampwise.records.checks import CHECKS
 from ampwise.records.kernels import KernelRecord
+from ampwise.records.layout import LayoutRecord
 from ampwise.records.memory import MemoryRecord
 from ampwise.records.nonfinite import NonFiniteRecord
 from ampwise.records.numerics import NumericsRecord
@@ -121,6 +122,7 @@ class RunRecord:
     kernels: KernelRecord | None = None
     casts: CastRecord | None = None
     process: ProcessRecord | None = None
+    layout: LayoutRecord | None = None
 
     @property
     def has_finished(self) -> bool:
