@@ -31,9 +31,16 @@ def scaled_product(recipe: Recipe) -> Callable[[Tensor, Tensor], Tensor]:
 def quantize(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """``tensor * scale`` in an fp8 ``dtype``, and the scale: that with which the largest magnitude becomes ``max``."""
     limit = torch.finfo(dtype).max
-    amax = torch.linalg.vector_norm(tensor.float(), float("inf")).double()  # 0 for an empty tensor
-    scale = (limit / amax.clamp(min=_SMALLEST_AMAX)).float()
+    scale = (limit / _amax(tensor).double().clamp(min=_SMALLEST_AMAX)).float()
     return (tensor.float() * scale).clamp(-limit, limit).to(dtype), scale
+
+
+def _amax(tensor: Tensor) -> Tensor:
+    """The largest magnitude; 0 for an empty tensor, NaN where there is one."""
+    if not tensor.numel():
+        return tensor.new_zeros(())
+    low, high = torch.aminmax(tensor)
+    return torch.maximum(-low, high)
 
 
 def _multiply(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch.dtype) -> Tensor:
