@@ -1,6 +1,5 @@
 """Finds what a loop keeps from step to step: variables that hold autograd graphs, and what a step leaves live."""
 
-import gc
 import weakref
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from ampwise.interpose.internal import internal
 from ampwise.observe.dtypes import tensors_in
 from ampwise.observe.events import EventBus, ForwardStarted, StepOutcome
 from ampwise.observe.frames import Line, user_frames, variables_of
+from ampwise.observe.live import live_objects
 from ampwise.records.memory import KeptTensor, StepEnd
 
 _MAX_NODES: Final = 20_000
@@ -122,12 +122,10 @@ def _holders() -> Iterator[tuple[str, Line, list[torch.Tensor]]]:
 def _live_bytes() -> int:
     """The sizes of all storages that Python can reach."""
     sizes: dict[int, int] = {}
-    for candidate in gc.get_objects():
-        # type(), not isinstance(): a lazy object of the script's must not be woken
-        if issubclass(type(candidate), torch.Tensor):
-            gradient = gradient_of(candidate)
-            for tensor in (candidate, gradient) if gradient is not None else (candidate,):
-                sizes.update((id(storage), storage.nbytes()) for storage in storages_of(tensor))
+    for one in live_objects(torch.Tensor):
+        gradient = gradient_of(one)
+        for tensor in (one, gradient) if gradient is not None else (one,):
+            sizes.update((id(storage), storage.nbytes()) for storage in storages_of(tensor))
     return sum(sizes.values())
 
 

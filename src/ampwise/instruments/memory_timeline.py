@@ -1,6 +1,5 @@
 """Follows every storage through one step, and says what each was for."""
 
-import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -21,7 +20,8 @@ from ampwise.observe.events import (
     StepOutcome,
     StepStarted,
 )
-from ampwise.observe.modules import ModuleName, ModuleStack, is_module
+from ampwise.observe.live import live_objects
+from ampwise.observe.modules import ModuleName, ModuleStack
 from ampwise.observe.operators import OperatorSampler
 from ampwise.records.memory import MemoryCategory, MemoryRecord
 from ampwise.records.site import Phase
@@ -146,18 +146,17 @@ class MemoryTimeline:
             return
         self._is_open = True
         self._has_forward = False
-        for candidate in gc.get_objects():
-            # type(), not isinstance(): a lazy object of the script's must not be woken
-            kind = type(candidate)
-            if issubclass(kind, torch.Tensor):
-                self._log.see(candidate)
-                if issubclass(kind, torch.nn.Parameter):
-                    self._add_parameter(candidate, None)
-            elif issubclass(kind, Optimizer):
-                self._optimizers.add(candidate)
-            elif is_module(candidate):
-                for buffer in candidate.buffers(recurse=False):
-                    self._mark(buffer, MemoryCategory.PARAMETER, None)
+        for one in live_objects(torch.Tensor, Optimizer, torch.nn.Module):
+            match one:
+                case torch.nn.Parameter():
+                    self._add_parameter(one, None)
+                case torch.Tensor():
+                    self._log.see(one)
+                case Optimizer():
+                    self._optimizers.add(one)
+                case _:
+                    for buffer in one.buffers(recurse=False):
+                        self._mark(buffer, MemoryCategory.PARAMETER, None)
         self._sort()
 
     def _add_parameter(self, parameter: torch.Tensor, module: ModuleName | None) -> None:
