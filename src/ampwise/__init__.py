@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 from ampwise._base.version import __version__
 
 if TYPE_CHECKING:
-    from ampwise._base.errors import AmpwiseError, CannotRunError, RecordError, UsageError
+    from ampwise._base.errors import AmpwiseError, CannotRunError, PlanError, RecordError, UsageError
     from ampwise.emulate.emulation import emulated
     from ampwise.emulate.rounding import round_to
+    from ampwise.plan.file import load_plan
+    from ampwise.plan.plan import Plan, Rule
+    from ampwise.plan.writing import save_plan
     from ampwise.runtime.autocast import autocast
     from ampwise.runtime.casting import apply_plan, plan_in_effect
     from ampwise.runtime.checkpoint import load_checkpoint, save_checkpoint
@@ -23,11 +26,16 @@ if TYPE_CHECKING:
 _HOMES = {
     "AmpwiseError": "ampwise._base.errors",
     "CannotRunError": "ampwise._base.errors",
+    "PlanError": "ampwise._base.errors",
     "RecordError": "ampwise._base.errors",
     "UsageError": "ampwise._base.errors",
     "emulated": "ampwise.emulate.emulation",
     "round_to": "ampwise.emulate.rounding",
     "apply_plan": "ampwise.runtime.casting",
+    "Plan": "ampwise.plan.plan",
+    "Rule": "ampwise.plan.plan",
+    "load_plan": "ampwise.plan.file",
+    "save_plan": "ampwise.plan.writing",
     "autocast": "ampwise.runtime.autocast",
     "custom_bwd": "ampwise.runtime.custom_function",
     "custom_fwd": "ampwise.runtime.custom_function",
@@ -42,7 +50,10 @@ __all__ = [
     "AmpwiseError",
     "CannotRunError",
     "GradScaler",
+    "Plan",
+    "PlanError",
     "RecordError",
+    "Rule",
     "TrainStep",
     "UsageError",
     "__version__",
@@ -52,9 +63,11 @@ __all__ = [
     "custom_fwd",
     "emulated",
     "load_checkpoint",
+    "load_plan",
     "plan_in_effect",
     "round_to",
     "save_checkpoint",
+    "save_plan",
 ]
 
 
