@@ -5,7 +5,7 @@
 PATH is a test file of PyTorch's, as in pytorch/test/test_torch.py; it is others' code and no part of this
 repository. Every test must end as it does with torch's own ``GradScaler`` and ``autocast``; a test that fails both
 times says something of the copy, not of ampwise. Without ``-k`` only tests that are about AMP are chosen.
-``--record FILE`` writes the names and outcomes.
+``--record FILE`` adds the names and outcomes to a JSON file.
 """
 
 import argparse
@@ -112,9 +112,18 @@ def differences(outcomes):
     return {name: row for name, row in rows.items() if len(set(row)) > 1}
 
 
-def to_toml(outcomes):
-    """The outcomes with ampwise's names, as a table."""
-    return "[outcomes]\n" + "".join(f'"{name}" = "{outcome}"\n' for name, outcome in sorted(outcomes.items()))
+def record(file, path, version, outcomes):
+    """Add how this copy's tests end, with torch's names and with ampwise's, to what the file holds of others."""
+    import torch
+
+    document = json.loads(file.read_text()) if file.exists() else {"files": {}}
+    names = sorted(set().union(*outcomes.values()))
+    document["torch"] = torch.__version__
+    document["files"][path.name] = {
+        "version": version,
+        "outcomes": {name: {side: outcomes[side].get(name, "missing") for side in SIDES} for name in names},
+    }
+    file.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
 
 
 def say(line):
@@ -126,6 +135,7 @@ def main(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
     parser.add_argument("--record", type=Path, metavar="FILE")
+    parser.add_argument("--version", default="unknown", help="PyTorch's version that the copy is of")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--report", help=argparse.SUPPRESS)
     given, rest = parser.parse_known_args(arguments)
@@ -139,7 +149,7 @@ def main(arguments):
         outcomes[side], said[side] = run_apart(side, path, rest)
         say(f"{side}: " + ", ".join(f"{n} {kind}" for kind, n in sorted(Counter(outcomes[side].values()).items())))
     if given.record:
-        given.record.write_text(to_toml(outcomes["ampwise"]))
+        record(given.record, path, given.version, outcomes)
     different = differences(outcomes)
     for name, (theirs, ours) in different.items():
         say(f"{name}: {theirs} with torch's names, {ours} with ampwise's")

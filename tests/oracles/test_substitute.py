@@ -1,12 +1,15 @@
 """The harness that runs PyTorch's own AMP tests: on tests of our own, since theirs are no part of this repository."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 SUBSTITUTE = Path(__file__).parent / "substitute.py"
+RECORD = Path(__file__).parents[1] / "recordings" / "pytorch-amp-tests.json"
 
 TESTS = """
 import pickle
@@ -40,18 +43,36 @@ def run(path, *arguments):
 
 @pytest.mark.slow
 def test_tests_end_as_with_torch_or_are_named(tmp_path):
-    tests, record = tmp_path / "test_copy.py", tmp_path / "outcomes.toml"
+    tests, record = tmp_path / "test_copy.py", tmp_path / "outcomes.json"
     tests.write_text(TESTS)
-    done = run(tests, "--record", record)
+    record.write_text(json.dumps({"files": {"test_other.py": {}}}))
+    done = run(tests, "--record", record, "--version", "1.0")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "torch: 3 passed" in done.stdout
     assert "TestAmp.test_grad_scaler_tells: passed with torch's names, failed with ampwise's" in done.stdout
-    assert record.read_text() == (
-        "[outcomes]\n"
-        '"TestAmp.test_autocast_everywhere" = "passed"\n'
-        '"TestAmp.test_grad_scaler_everywhere" = "passed"\n'
-        '"TestAmp.test_grad_scaler_tells" = "failed"\n'
-    )
+    both = {"torch": "passed", "ampwise": "passed"}
+    assert json.loads(record.read_text()) == {
+        "torch": torch.__version__,
+        "files": {
+            "test_other.py": {},
+            "test_copy.py": {
+                "version": "1.0",
+                "outcomes": {
+                    "TestAmp.test_autocast_everywhere": both,
+                    "TestAmp.test_grad_scaler_everywhere": both,
+                    "TestAmp.test_grad_scaler_tells": {"torch": "passed", "ampwise": "failed"},
+                },
+            },
+        },
+    }
+
+
+def test_pytorchs_own_tests_end_as_with_torchs_names():
+    """The record that ``./dev oracle`` made of copies that are no part of this repository."""
+    document = json.loads(RECORD.read_text())
+    rows = [row for file in document["files"].values() for row in file["outcomes"].values()]
+    assert [row for row in rows if row["torch"] != row["ampwise"]] == []
+    assert sum(row["ampwise"] == "passed" for row in rows) >= 39
 
 
 def test_a_missing_copy_is_said(tmp_path):
