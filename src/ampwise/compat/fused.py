@@ -73,6 +73,23 @@ def unfuse(optimizer: Optimizer) -> None:
     optimizer._step_supports_amp_scaling = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def start_momenta(optimizer: Optimizer) -> None:
+    """Give a fused SGD's momenta a start that bears its first step being skipped.
+
+    torch makes them with ``empty_like`` for the kernel to fill. If the first step is skipped, as fp16's often is, the
+    kernel fills nothing, and the second step goes on from what lay in memory. From zeros the first step is the same,
+    bit for bit, as long as it is not dampened.
+    """
+    if type(optimizer) is not SGD:
+        return
+    for group in optimizer.param_groups:
+        if not group["fused"] or not group["momentum"] or group["dampening"]:
+            continue
+        for param in group["params"]:
+            if param.grad is not None and optimizer.state[param].get("momentum_buffer") is None:
+                optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param.grad)
+
+
 def make_capturable(optimizer: Optimizer, *, skips: bool) -> str | None:
     """Let a CUDA graph replay the optimizer's step; says why that cannot be, with the remedy.
 
@@ -158,6 +175,7 @@ def _is_alike(param: Tensor, other: Tensor) -> bool:
 def _may_fuse(group: dict[str, Any]) -> bool:
     is_left_to_torch = group.get("fused") is None and group.get("foreach") is None
     special = group.get("differentiable") or group.get("capturable") or isinstance(group["lr"], Tensor)
+    special = special or group.get("dampening")  # see start_momenta
     return is_left_to_torch and not special and all(_is_plain(param) for param in group["params"])
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from ampwise import TrainStep
+from ampwise import GradScaler, TrainStep
 from ampwise.compat.fused import fused_groups, slices
 from ampwise.runtime import update as module
 from ampwise.runtime.loss_scale import DynamicLossScale
@@ -20,6 +20,7 @@ OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1, weight_decay=0.1, fused=True),
     "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True, fused=True),
 }
+INF = float("inf")
 SHAPES = [(3, 7), (64,), (), (5, 33), (0,), (16,)]
 
 
@@ -320,4 +321,29 @@ def test_a_dimension_of_one_element_may_have_any_stride():
 def test_a_step_the_script_replaced_is_left_alone():
     optimizer = torch.optim.AdamW([one_param()])
     optimizer.step = lambda *_: None
+    assert TrainStep(optimizer, precision="fp32").fused == ()
+
+
+def first_steps(scaler, optimizer, weight):
+    """Two steps, the first of which overflows; what lies in memory is made ugly before."""
+    for factor in (INF, 1.0):
+        dirt = [torch.full((1000,), 7e20) for _ in range(50)]
+        del dirt
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("options", [{"nesterov": True}, {"weight_decay": 0.1, "maximize": True}, {}])
+def test_a_first_step_that_is_skipped_leaves_fused_sgd_no_momentum_of_what_lay_in_memory(options):
+    weights = [torch.nn.Parameter(torch.ones(1000)) for _ in range(2)]
+    for weight, fused in zip(weights, (True, False), strict=True):
+        optimizer = torch.optim.SGD([weight], lr=0.5, momentum=0.75, fused=fused, **options)
+        first_steps(GradScaler("cpu", init_scale=4.0), optimizer, weight)
+    assert torch.equal(*weights)
+
+
+def test_sgd_that_is_dampened_is_left_unfused():
+    optimizer = torch.optim.SGD([one_param()], lr=0.1, momentum=0.9, dampening=0.5)
     assert TrainStep(optimizer, precision="fp32").fused == ()
