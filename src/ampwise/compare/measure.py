@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Protocol
 
 from ampwise._base.errors import CannotRunError
-from ampwise.compare.environment import describe_environment
 from ampwise.compare.schedule import ComparisonPlan, ScheduledRun, schedule
 from ampwise.compare.summary import summarise
 from ampwise.records.comparison import Comparison
@@ -18,6 +17,7 @@ from ampwise.records.run import RunEnd, RunRecord
 from ampwise.runner.bootstrap import own_environment
 from ampwise.runner.changes import ChangeWatch
 from ampwise.runner.child import run_child
+from ampwise.runner.environment import describe_environment
 from ampwise.runner.script import Target
 from ampwise.runner.spec import LaunchSpec
 from ampwise.runner.summary import NO_STEP_FOUND

@@ -2,13 +2,14 @@
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
 import torch
 
-from ampwise.compat.autocast import DECORATOR_FRAME, function_entering, is_enabled
-from ampwise.compat.dynamo import belongs_to_dynamo
+from ampwise.compat.autocast import DECORATOR_FRAME, disable, function_entering, is_enabled
+from ampwise.compat.dynamo import belongs_to_dynamo, traced_file
 from ampwise.interpose.caller import callers, is_torch, is_users, module_of, place, place_of, script_place
 from ampwise.interpose.optimizer_step import on_optimizer
 from ampwise.interpose.row import Row
@@ -28,8 +29,16 @@ SCALER = Row(
     why="a loss scaled by the script must not be scaled again",
     obstacle="own_scaler",
 )
+REGION = Row(
+    name="torch.autocast.__init__",
+    owner="torch.amp.autocast_mode:autocast",
+    attribute="__init__",
+    why="whether a fault is precision's is found by running the same script with its own autocast off",
+)
 _BESIDES = ("torch.amp", "torch.cuda.amp", "torch.cpu.amp", "contextlib", "functools")
 _LOW = (torch.float16, torch.bfloat16)
+_OURS = str(Path(__file__).parent.parent / "runtime" / "autocast_calls.py")
+"""Where a plan's own regions are entered, which Dynamo traces as it does the script's."""
 
 
 class Found(Protocol):
@@ -46,7 +55,7 @@ def on_own_amp(found: Found) -> Undo:
     def entered(proceed: Callable[..., Any], region: torch.autocast, *args: Any, **kwargs: Any) -> Any:
         if is_enabled(region):
             frame = _entering_frame()
-            if frame is not None:
+            if frame is not None and not (belongs_to_dynamo(frame) and traced_file() == _OURS):
                 found(f"torch.autocast entered {_entered(frame)}", in_dynamo=belongs_to_dynamo(frame))
         return proceed(region, *args, **kwargs)
 
@@ -62,6 +71,21 @@ def on_own_amp(found: Found) -> Undo:
             found(f"{type(optimizer).__name__} given {dtype} parameters {where()}", in_dynamo=False)
 
     undos = intercept(ENTER, entered), intercept(SCALER, built), on_optimizer(given)
+    return functools.partial(undo_all, undos)
+
+
+def switch_off_own_amp(*, autocast: bool) -> Undo:
+    """Let gradient scalers made from now on scale nothing, and with ``autocast`` regions do nothing, until the undo."""
+
+    def region_made(proceed: Callable[..., Any], region: torch.autocast, *args: Any, **kwargs: Any) -> None:
+        proceed(region, *args, **kwargs)
+        disable(region)
+
+    def scaler_made(proceed: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> None:
+        proceed(scaler, *args, **kwargs)
+        disable(scaler)
+
+    undos = [intercept(SCALER, scaler_made), *([intercept(REGION, region_made)] if autocast else [])]
     return functools.partial(undo_all, undos)
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ampwise.runner.spec import LaunchSpec, Lists, Malloc
+from ampwise.runner.spec import Amp, LaunchSpec, Lists, Malloc
 
 VARIABLE = "AMPWISE_LAUNCH"
 """Holds the launch spec as JSON."""
@@ -26,7 +26,7 @@ def spec_to_json(spec: LaunchSpec) -> str:
 def spec_from_json(text: str) -> LaunchSpec:
     """The spec that ``spec_to_json`` wrote."""
     fields: dict[str, Any] = json.loads(text)
-    fields.update(lists=Lists(fields["lists"]), malloc=Malloc(fields["malloc"]))
+    fields.update(lists=Lists(fields["lists"]), malloc=Malloc(fields["malloc"]), amp=Amp(fields["amp"]))
     fields["instruments"] = tuple(fields["instruments"])
     return LaunchSpec(**fields)
 

@@ -17,16 +17,18 @@ from ampwise.runner.imports import after_import
 from ampwise.runner.malloc import set_allocator
 from ampwise.runner.script import RefusedRun, ScriptEnd
 from ampwise.runner.seeds import seed_python, seed_run
-from ampwise.runner.spec import LaunchSpec
+from ampwise.runner.spec import Amp, LaunchSpec
 from ampwise.runner.summary import ProcessReport, RunSummary, leave_report, read_reports
 from ampwise.runner.watch import StepWatch
 
 if TYPE_CHECKING:
     from ampwise.instruments.memory import PeakMemory
     from ampwise.instruments.steps import StepWatcher
+    from ampwise.plan.plan import Plan
     from ampwise.runner.inject import Injected
     from ampwise.runner.instruments import Instrument
     from ampwise.runtime.device import Choice
+    from ampwise.runtime.loss_scale import LossScale
 
 _NO_TORCH = "the script did not import torch"
 _EMULATED = "its losses are those of {0} hardware, its times and memory this CPU's"
@@ -157,6 +159,7 @@ class Session:
 
     def _apply(self) -> None:
         """In this order: the device decides the precision, which decides what is injected, which instruments watch."""
+        from ampwise.interpose.own_amp import switch_off_own_amp
         from ampwise.runner.inject import inject
         from ampwise.runtime.placement import use_device
 
@@ -169,7 +172,11 @@ class Session:
         self._allocator = setting.words
         if spec.scratch is not None:
             self._redirect_saves(spec.scratch)  # outside of all that looks at what the script saves
-        self._injected = stack.enter_context(inject(choice=self._choice, lists=spec.lists))
+        self._injected = stack.enter_context(
+            inject(choice=self._choice, lists=spec.lists, plan=_plan_of(spec), loss_scale=_loss_scale_of(spec))
+        )
+        if spec.amp is not Amp.KEPT:  # within what looks at the script's own mixed precision, which then sees none
+            stack.callback(switch_off_own_amp(autocast=spec.amp is Amp.OFF))
         if spec.record is not None:
             stack.enter_context(seed_run(spec.repeat))
             if self._choice.emulated:
@@ -231,6 +238,22 @@ def session(
         yield current
     finally:
         current.close()
+
+
+def _plan_of(spec: LaunchSpec) -> "Plan | None":
+    if spec.plan is None:
+        return None
+    from ampwise.plan.file import parse_plan
+
+    return parse_plan(spec.plan)
+
+
+def _loss_scale_of(spec: LaunchSpec) -> "LossScale | None":
+    if spec.amp is Amp.KEPT:
+        return None
+    from ampwise.runtime.loss_scale import NoLossScale
+
+    return NoLossScale()
 
 
 def _run_end(end: ScriptEnd, *, has_steps: bool) -> RunEnd:

@@ -15,6 +15,16 @@ class Malloc(StrEnum):
     SYSTEM = "system"
 
 
+class Amp(StrEnum):
+    """What becomes of mixed precision in a run that is made to find a fault."""
+
+    KEPT = "kept"
+    UNSCALED = "unscaled"
+    """No loss is scaled, whoever asks for it."""
+    OFF = "off"
+    """Nor does any autocast take effect, the script's own included."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
     """One run of a script: in which precision, for how long, with what measured and where it is written."""
@@ -23,7 +33,10 @@ class LaunchSpec:
     """``auto`` or a format's name."""
     emulate: str | None = None
     """A format's name: compute as if this CPU had its hardware. It is then the precision too."""
+    plan: str | None = None
+    """A plan as TOML, whose rules hold beside the precision, which is its default."""
     lists: Lists = Lists.CUDA
+    amp: Amp = Amp.KEPT
     malloc: Malloc = Malloc.AUTO
     device: str | None = None
     """``cpu``, ``cuda:1``; None leaves the current device."""

@@ -1,6 +1,6 @@
 import torch
 
-from ampwise.compare.environment import describe_environment
+from ampwise.runner.environment import describe_environment
 from ampwise.runner.spec import Malloc
 
 

@@ -1,0 +1,101 @@
+"""Runs a script as often as it takes to answer what is wrong with it, and puts what was recorded together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from ampwise._base.errors import CannotRunError
+from ampwise.examine.passes import Pass, follow_ups, is_faulty, rescue, watched
+from ampwise.records.environment import Environment
+from ampwise.records.recording import Recording
+from ampwise.records.run import Role, RunEnd, RunRecord
+from ampwise.runner.bootstrap import own_environment
+from ampwise.runner.changes import ChangeWatch
+from ampwise.runner.child import run_child
+from ampwise.runner.environment import describe_environment
+from ampwise.runner.script import Target
+from ampwise.runner.spec import LaunchSpec
+from ampwise.runner.summary import NO_STEP_FOUND
+
+
+class Runner(Protocol):
+    """Runs a script in a process of its own; never raises for the script's faults."""
+
+    def __call__(
+        self, target: Target, spec: LaunchSpec, *, on_step: Callable[[int], None], output: str | None
+    ) -> RunRecord:
+        """Run ``target`` as ``spec`` says, keep what it prints in the folder ``output``, and return its record."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far an examination is."""
+
+    role: Role
+    """Why the run is made that runs now."""
+    num_done: int
+    """Its steps."""
+    num_steps: int | None
+    """Those it is to make; None where it runs to its own end."""
+
+
+def examine(
+    target: Target,
+    spec: LaunchSpec,
+    *,
+    on_progress: Callable[[Progress], None] | None = None,
+    run: Runner = run_child,
+    describe: Callable[[LaunchSpec], Environment] | None = None,
+) -> Recording:
+    """What instruments saw of ``target``, in as many runs as its faults take.
+
+    Every run has a process of its own and the same seeds. Nothing is judged: that is doctor's.
+
+    Args:
+        target: The script.
+        spec: The precision, the device, the allocator, how many steps, and where what the script saves goes.
+        on_progress: Told of every step.
+        run: Makes one run.
+        describe: Says where the runs took place, once they have.
+
+    Raises:
+        CannotRunError: the script makes no training step, and says not why.
+    """
+    tell = on_progress or _ignore
+    changes = ChangeWatch(str(Path.cwd()), scratch=spec.scratch) if spec.scratch is not None else None
+    runs = [_made(target, watched(spec), tell, run)]
+    if runs[0].end is RunEnd.NO_STEPS:
+        raise CannotRunError(NO_STEP_FOUND)
+    runs += [_made(target, one, tell, run) for one in follow_ups(runs[0], spec)]
+    traced = next((one for one in runs if one.role is Role.TRACED), None)
+    last = rescue(traced, spec) if traced is not None and is_faulty(runs[0]) else None
+    if last is not None:
+        runs.append(_made(target, last, tell, run))
+    return Recording(
+        created=datetime.now().astimezone().isoformat(timespec="seconds"),
+        command=target.command,
+        environment=(describe or _describe)(spec),
+        runs=tuple(runs),
+        notes=changes.notes() if changes is not None else (),
+    )
+
+
+def _made(target: Target, one: Pass, tell: Callable[[Progress], None], run: Runner) -> RunRecord:
+    output = str(Path(one.spec.scratch, "output", one.role.value)) if one.spec.scratch is not None else None
+
+    def on_step(num_steps: int) -> None:
+        tell(Progress(role=one.role, num_done=num_steps, num_steps=one.spec.stop_after))
+
+    on_step(0)
+    return replace(run(target, one.spec, on_step=on_step, output=output), role=one.role)
+
+
+def _describe(spec: LaunchSpec) -> Environment:
+    return describe_environment(device=spec.device, malloc=spec.malloc, environ=own_environment())
+
+
+def _ignore(progress: Progress) -> None:
+    """Tell nobody."""

@@ -1,0 +1,94 @@
+"""Which runs of a script an examination takes: one that is watched, and those its record asks for."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ampwise.plan.plan import Plan, Rule
+from ampwise.plan.writing import to_toml
+from ampwise.records.run import Role, RunRecord, StepRecord
+from ampwise.runner.instruments import ROWS
+from ampwise.runner.spec import Amp, LaunchSpec
+
+_TRACER: Final = ("nonfinite",)
+_SKIPS_IN_A_ROW: Final = 4
+"""A dynamic loss scale comes down by a few skipped steps at the start; more in a row are worth a look."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One run of the script, and why it is made."""
+
+    role: Role
+    spec: LaunchSpec
+
+
+def watched(spec: LaunchSpec) -> Pass:
+    """The first run: every instrument looks at steps of its own."""
+    return Pass(role=Role.WATCHED, spec=replace(spec, instruments=tuple(row.name for row in ROWS)))
+
+
+def follow_ups(record: RunRecord, spec: LaunchSpec) -> Iterator[Pass]:
+    """The runs that a watched run's record asks for.
+
+    A run in low precision is always made again in fp32: that shows what precision gained, and which faults it has no
+    part in. One with a fault is traced, and made again without its loss scale if it had one.
+
+    Args:
+        record: Of the watched run.
+        spec: What the watched run was told, but for its instruments.
+    """
+    plain = replace(spec, instruments=())
+    if is_faulty(record):
+        yield Pass(role=Role.TRACED, spec=replace(spec, instruments=_TRACER, stop_after=_last_step(record, spec)))
+        if record.final_scale is not None:
+            yield Pass(role=Role.UNSCALED, spec=replace(plain, amp=Amp.UNSCALED))
+    if record.precision != "fp32" or record.left_alone is not None:
+        fp32 = replace(plain, precision="fp32", emulate=None, plan=None, amp=Amp.OFF)
+        yield Pass(role=Role.IN_FP32, spec=fp32)
+
+
+def rescue(traced: RunRecord, spec: LaunchSpec) -> Pass | None:
+    """The run with the modules that made infinities or NaN in fp32; None where the trace names none."""
+    modules = suspects(traced)
+    if not modules:
+        return None
+    rules = tuple(Rule(module=module, compute="fp32", because="under suspicion") for module in modules)
+    plan = Plan(default=spec.emulate or traced.precision, rules=rules)
+    return Pass(role=Role.RESCUED, spec=replace(spec, instruments=(), plan=to_toml(plan)))
+
+
+def suspects(traced: RunRecord) -> tuple[str, ...]:
+    """The modules in which finite numbers became infinite or NaN, in the order they did; the whole model is none."""
+    origins = traced.nonfinite.origins if traced.nonfinite is not None else ()
+    return tuple(dict.fromkeys(origin.site.module for origin in origins if origin.site.module))
+
+
+def is_faulty(record: RunRecord) -> bool:
+    """Whether the run crashed, its loss was not finite, or it skipped several steps in a row."""
+    seen = record.nonfinite
+    has_seen = seen is not None and bool(seen.origins or seen.loss_steps or seen.weight_steps)
+    return (
+        not record.has_finished
+        or has_seen
+        or any(step.loss is not None and not math.isfinite(step.loss) for step in record.steps)
+        or longest_skips(record.steps) >= _SKIPS_IN_A_ROW
+    )
+
+
+def longest_skips(steps: Iterable[StepRecord]) -> int:
+    """The most steps in a row that were left out."""
+    longest = current = 0
+    for step in steps:
+        current = current + 1 if step.skipped else 0
+        longest = max(longest, current)
+    return longest
+
+
+def _last_step(record: RunRecord, spec: LaunchSpec) -> int | None:
+    """Tracing is slow, so it ends a step after the first fault; a crash or an early end is gone to the end of."""
+    bad = [step.index for step in record.steps if step.loss is not None and not math.isfinite(step.loss)]
+    if not bad or not record.has_finished:
+        return spec.stop_after
+    return min(bad[0] + 2, spec.stop_after or bad[0] + 2)

@@ -1,0 +1,77 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+import recordings
+from ampwise._base.errors import CannotRunError
+from ampwise.examine.examine import examine
+from ampwise.records.nonfinite import FoundBy, NonFiniteKind, NonFiniteRecord, Origin
+from ampwise.records.run import Role, RunEnd
+from ampwise.records.site import Phase, Site
+from ampwise.runner.script import Target
+from ampwise.runner.spec import LaunchSpec
+
+TARGET = Target(path="train.py", argv=("--lr", "1"))
+SPEC = LaunchSpec(precision="fp16", stop_after=4)
+
+
+class Script:
+    """Runs that come out as told; remembers what each was asked."""
+
+    def __init__(self, *, loss=1.0):
+        self.asked = []
+        self.loss = loss
+
+    def __call__(self, target, spec, *, on_step, output):
+        assert target is TARGET
+        assert output is None
+        self.asked.append(spec)
+        on_step(4)
+        fault = Site(phase=Phase.FORWARD, module="wo", op="aten.mm")
+        seen = Origin(step=0, kind=NonFiniteKind.INF, site=fault, found_by=FoundBy.TRACE)
+        steps = recordings.steps([self.loss] * 4, 5.0, 0, scale=None if spec.precision == "fp32" else 1.0)
+        traced = NonFiniteRecord(num_steps=4, origins=(seen,)) if spec.instruments == ("nonfinite",) else None
+        return recordings.run(spec.precision, spec.precision, steps=steps, nonfinite=traced)
+
+
+def examined(script, **options):
+    return examine(TARGET, SPEC, run=script, describe=lambda _: recordings.ENVIRONMENT, **options)
+
+
+def test_a_healthy_script_is_run_twice():
+    recording = examined(Script())
+    assert [run.role for run in recording.runs] == [Role.WATCHED, Role.IN_FP32]
+    assert recording.command == ("train.py", "--lr", "1")
+
+
+def test_a_faulty_script_is_traced_and_its_suspect_kept_in_fp32():
+    script = Script(loss=math.nan)
+    recording = examined(script)
+    assert [run.role for run in recording.runs] == [
+        Role.WATCHED,
+        Role.TRACED,
+        Role.UNSCALED,
+        Role.IN_FP32,
+        Role.RESCUED,
+    ]
+    assert 'module = "wo"' in script.asked[-1].plan
+
+
+def test_every_step_of_every_run_is_told():
+    seen = []
+    examined(Script(), on_progress=seen.append)
+    assert [(one.role, one.num_done, one.num_steps) for one in seen] == [
+        (Role.WATCHED, 0, 4),
+        (Role.WATCHED, 4, 4),
+        (Role.IN_FP32, 0, 4),
+        (Role.IN_FP32, 4, 4),
+    ]
+
+
+def test_a_script_that_does_not_train_is_refused():
+    def idle(target, spec, *, on_step, output):
+        return replace(recordings.FP32, end=RunEnd.NO_STEPS, steps=())
+
+    with pytest.raises(CannotRunError):
+        examined(idle)
