@@ -1,37 +1,17 @@
 # pyright: reportPrivateImportUsage=false
-"""What ampwise knows of torch's fused optimizers: which can be fused, and how to step a part of one."""
+"""What ampwise knows of torch's fused optimizers: which can be fused, captured or stepped part by part."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
-from torch.optim.adam import adam
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-from torch.optim.sgd import sgd
 
 _FUSABLE = (Adam, AdamW, SGD, Adagrad)
 _DIVISIBLE = (Adam, AdamW, SGD)
 _DEVICES = ("cpu", "cuda")
 _PLAIN = (Tensor, torch.nn.Parameter)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FusedGroup:
-    """One parameter group of a fused optimizer.
-
-    Law: ``step`` over slices that together cover ``params`` once gives what the optimizer's own step gives, bit for
-    bit: the kernels treat every element alone.
-
-    Attributes:
-        params: those with a gradient.
-        step: steps a slice of them; with a 0-dim ``grad_scale`` the kernel divides the gradients by it first.
-    """
-
-    params: list[Tensor]
-    step: Callable[[slice, Tensor | None], None]
 
 
 def fuse(optimizer: Optimizer) -> bool:
@@ -121,7 +101,7 @@ def make_capturable(optimizer: Optimizer, *, skips: bool) -> str | None:
 
 
 def is_divisible(optimizer: Optimizer) -> bool:
-    """Whether ``fused_groups`` may stand for the optimizer's own step.
+    """Whether ``rows_of`` may stand for the optimizer's own step.
 
     Not where it is of another class, not fused, or somebody looks at its steps by a hook.
     """
@@ -137,12 +117,6 @@ def is_divisible(optimizer: Optimizer) -> bool:
         and not _has_own_step(optimizer)
         and all(_is_group_divisible(optimizer, group) for group in optimizer.param_groups)
     )
-
-
-def fused_groups(optimizer: Optimizer) -> list[FusedGroup]:
-    """The groups of an optimizer that ``is_divisible``. Makes the state of parameters that have none yet."""
-    make = _sgd_group if isinstance(optimizer, SGD) else _adam_group
-    return [make(optimizer, group) for group in optimizer.param_groups]
 
 
 def mark_stepped(optimizer: Optimizer) -> None:
@@ -197,83 +171,3 @@ def _is_dense_fp32(param: Tensor) -> bool:
     if grad is None or grad.is_sparse or type(param) not in _PLAIN or type(grad) not in _PLAIN:
         return False  # a shard's (DTensor's) norm is not that of the whole
     return grad.dtype is param.dtype is torch.float32
-
-
-def _adam_group(optimizer: Any, group: dict[str, Any]) -> FusedGroup:
-    lists: list[list[Tensor]] = [[] for _ in range(6)]
-    optimizer._init_group(group, *lists)
-    beta1, beta2 = group["betas"]
-
-    def step(part: slice, grad_scale: Tensor | None) -> None:
-        params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps = (one[part] for one in lists)
-        adam(
-            params,
-            grads,
-            exp_avgs,
-            exp_avg_sqs,
-            max_exp_avg_sqs,
-            state_steps,
-            fused=True,
-            grad_scale=grad_scale,
-            decoupled_weight_decay=group["decoupled_weight_decay"],
-            amsgrad=group["amsgrad"],
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=group["maximize"],
-        )
-
-    return FusedGroup(params=lists[0], step=step)
-
-
-def _sgd_group(optimizer: Any, group: dict[str, Any]) -> FusedGroup:
-    params: list[Tensor] = []
-    grads: list[Tensor] = []
-    momenta: list[Tensor | None] = []
-    optimizer._init_group(group, params, grads, momenta)
-
-    def step(part: slice, grad_scale: Tensor | None) -> None:
-        slots = momenta[part]
-        sgd(
-            params[part],
-            grads[part],
-            slots,
-            fused=True,
-            grad_scale=grad_scale,
-            has_sparse_grad=False,
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            lr=group["lr"],
-            dampening=group["dampening"],
-            nesterov=group["nesterov"],
-            maximize=group["maximize"],
-        )
-        if slots:
-            for param, momentum in zip(params[part], slots, strict=True):
-                optimizer.state[param]["momentum_buffer"] = momentum
-
-    return FusedGroup(params=params, step=step)
-
-
-def norms_of(grads: Iterable[Tensor]) -> Tensor:
-    """The 2-norm of each tensor, in one tensor."""
-    return torch.stack(torch._foreach_norm(list(grads)))
-
-
-def multiply_gradients_(params: Iterable[Tensor], factor: Tensor) -> None:
-    """Multiply the gradients in place by a 0-dim tensor."""
-    torch._foreach_mul_([param.grad for param in params if param.grad is not None], factor)
-
-
-def slices(params: list[Tensor], *, num_bytes: int) -> Iterator[slice]:
-    """Cut a list of tensors into runs of about ``num_bytes``; a tensor is never cut."""
-    start, size = 0, 0
-    for index, param in enumerate(params):
-        size += param.nbytes
-        if size >= num_bytes:
-            yield slice(start, index + 1)
-            start, size = index + 1, 0
-    if start < len(params):
-        yield slice(start, len(params))

@@ -1,4 +1,4 @@
-"""Unscales, clips and steps group by group, so that every gradient is read from memory twice and not five times."""
+"""Unscales, clips and steps part by part, so that every gradient is read from memory twice and not five times."""
 
 import logging
 import math
@@ -9,18 +9,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampwise.compat.fused import (
-    fuse,
-    fused_groups,
-    is_divisible,
-    mark_stepped,
-    multiply_gradients_,
-    norms_of,
-    slices,
-)
+from ampwise.compat.fused import fuse, is_divisible, mark_stepped
+from ampwise.compat.fused_step import begin_step, multiply_gradients_, norms_of
 from ampwise.runtime.loss_scale import SMALLEST_USEFUL_SCALE
 
-GROUP_BYTES = 4 << 20
+PART_BYTES = 1 << 20
 """Gradients that are scaled and then stepped while they are still in the processor's cache."""
 SMALLEST_SURE_NORM = 2.0**-30
 """Below it the squares of the unscaled numbers may be rounded, so the norm is taken of those."""
@@ -81,13 +74,13 @@ class ClippedUpdate:
     @torch.no_grad()
     def step(self, optimizer: Optimizer) -> None:
         """Scale the optimizer's gradients and step it."""
-        for group in fused_groups(optimizer):
+        for group in begin_step(optimizer):
             if self.factor is None:
-                group.step(slice(None), self.grad_scale)
+                group.step(group.rows, grad_scale=self.grad_scale)
                 continue
-            for part in slices(group.params, num_bytes=GROUP_BYTES):
-                multiply_gradients_(group.params[part], self.factor)
-                group.step(part, None)
+            for part in group.parts(num_bytes=PART_BYTES):
+                multiply_gradients_(part, self.factor)
+                group.step(part)
         mark_stepped(optimizer)
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from ampwise import GradScaler, TrainStep
-from ampwise.compat.fused import fused_groups, slices
+from ampwise.compat.fused_step import FusedGroup, begin_step
 from ampwise.runtime import update as module
 from ampwise.runtime.loss_scale import DynamicLossScale
 from ampwise.runtime.update import ClippedUpdate
@@ -21,7 +21,7 @@ OPTIMIZERS = {
     "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True, fused=True),
 }
 INF = float("inf")
-SHAPES = [(3, 7), (64,), (), (5, 33), (0,), (16,)]
+SHAPES = [(3, 7), (64,), (), (5, 33), (0,), (16,), (1001,)]
 
 
 def parameters():
@@ -73,13 +73,13 @@ def state_of(optimizer):
     steps=st.lists(st.tuples(st.integers(0, 99), st.integers(-60, 18)), min_size=1, max_size=3),
     scale=st.sampled_from([1.0, 0.25, 1024.0, 65536.0, 2.0**40]),
     max_norm=st.sampled_from([1e-3, 1.0, 1e9, float("inf")]),
-    group_bytes=st.sampled_from([1, 300, 4 << 20]),
+    part_bytes=st.sampled_from([64, 256, 1 << 20]),
 )
-def test_it_is_torchs_sequence_bit_for_bit(kind, steps, scale, max_norm, group_bytes):
+def test_it_is_torchs_sequence_bit_for_bit(kind, steps, scale, max_norm, part_bytes):
     (theirs, theirs_groups), (ours, ours_groups) = parameters(), parameters()
     theirs_optimizer, ours_optimizer = OPTIMIZERS[kind](theirs_groups), OPTIMIZERS[kind](ours_groups)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "GROUP_BYTES", group_bytes)
+        patch.setattr(module, "PART_BYTES", part_bytes)
         for seed, exponent in steps:
             grads = gradients(seed, exponent, scale)
             norm = by_group(ours, [ours_optimizer], grads, scale=scale, max_norm=max_norm)
@@ -184,19 +184,36 @@ def test_half_a_first_step_of_momentum_is_left_to_torch():
     assert planned(optimizer, params) is None
 
 
-def test_slices_cover_everything_once():
-    params = [torch.ones(size) for size in (3, 0, 10, 1, 1, 1)]
-    cut = list(slices(params, num_bytes=12))
-    assert [index for part in cut for index in range(len(params))[part]] == list(range(6))
-    assert [part.stop - part.start for part in cut] == [1, 2, 3]
-    assert list(slices([], num_bytes=12)) == []
+def test_parts_cover_everything_once():
+    rows = [(torch.ones(size), torch.ones(size), torch.tensor(0.0)) for size in (16, 0, 40, 1, 1, 20)]
+    group = FusedGroup(rows=rows, kernel=lambda *_, **__: None)
+    for part in group.parts(num_bytes=64):
+        for param, grad, step in part:
+            assert param.shape == grad.shape
+            param.add_(1)
+            step.add_(1)
+    assert [[one.numel() for one, _, _ in part] for part in group.parts(num_bytes=64)] == [
+        [16],
+        [0, 16],
+        [16],
+        [8, 1, 1, 16],
+        [4],
+    ]
+    assert all((param == 2).all() for param, _, _ in rows)
+    assert [step.item() for _, _, step in rows] == [1, 1, 3, 1, 1, 2]
+    assert list(FusedGroup(rows=[], kernel=group.kernel).parts(num_bytes=12)) == []
+
+
+def test_a_large_tensor_whose_memory_is_not_in_order_is_not_cut():
+    row = (torch.ones(8, 8).t(), torch.ones(8, 8).t())
+    assert [len(part) for part in FusedGroup(rows=[row], kernel=lambda *_: None).parts(num_bytes=64)] == [1]
 
 
 def test_the_groups_have_the_parameters_with_gradients():
     params, groups = parameters()
     optimizer = OPTIMIZERS["adamw"](groups)
     params[4].grad = torch.zeros(0)
-    assert [len(group.params) for group in fused_groups(optimizer)] == [0, 1]
+    assert [len(group.rows) for group in begin_step(optimizer)] == [0, 1]
 
 
 # ------------------------------------------------------------------ in a TrainStep
