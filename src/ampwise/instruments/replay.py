@@ -12,7 +12,7 @@ from ampwise.compat.operators import AroundOperators, operator_of
 from ampwise.compat.stance import has_dynamo, run_uncompiled
 from ampwise.instruments.origins import OriginFinder
 from ampwise.interpose.internal import announced
-from ampwise.observe.dtypes import tensors_in
+from ampwise.observe.dtypes import leaf_tensors
 from ampwise.observe.modules import unwrapped
 
 _MAX_CALLS = 8
@@ -114,26 +114,6 @@ def _keeper(outputs: list[torch.Tensor | None], place: int) -> Callable[[torch.T
 def _differentiable(output: Any) -> list[torch.Tensor]:
     """The tensors of an output that a gradient comes back to, whatever they are nested in."""
     return [one for one in leaf_tensors(output) if one.requires_grad and one.is_floating_point()]
-
-
-def leaf_tensors(nested: Any) -> Iterator[torch.Tensor]:
-    """The tensors in lists, tuples, mappings and objects with fields, such as a model's output of any kind."""
-    match nested:
-        case torch.Tensor():
-            yield nested
-        case list() | tuple():
-            for one in nested:
-                yield from leaf_tensors(one)
-        case dict():
-            yield from leaf_tensors(list(nested.values()))
-        case None | str() | int() | float() | nn.Module() | type():
-            return
-        case _:
-            fields = getattr(nested, "__dataclass_fields__", None)
-            if fields is not None:
-                yield from leaf_tensors([getattr(nested, name, None) for name in fields])
-            else:
-                yield from tensors_in(nested)
 
 
 def _autocast() -> Iterator[tuple[str, bool, torch.dtype]]:

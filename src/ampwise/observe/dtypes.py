@@ -34,3 +34,23 @@ def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from tensors_in(*value)
+
+
+def leaf_tensors(nested: Any) -> Iterator[torch.Tensor]:
+    """The tensors in lists, tuples, mappings and objects with fields, such as a model's output of any kind."""
+    match nested:
+        case torch.Tensor():
+            yield nested
+        case list() | tuple():
+            for one in nested:
+                yield from leaf_tensors(one)
+        case dict():
+            yield from leaf_tensors(list(nested.values()))
+        case None | str() | int() | float() | torch.nn.Module() | type():
+            return
+        case _:
+            fields = getattr(nested, "__dataclass_fields__", None)
+            if fields is not None:
+                yield from leaf_tensors([getattr(nested, name, None) for name in fields])
+            else:
+                yield from tensors_in(nested)

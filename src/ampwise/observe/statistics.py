@@ -82,6 +82,32 @@ def magnitude_counts(tensor: Tensor) -> Tensor:
     return torch.cat([counts, num_zeros.reshape(1)])
 
 
+def magnitude_counts_of_each(tensors: Sequence[Tensor]) -> Tensor:
+    """The ``magnitude_counts`` of many small tensors at once, for a tenth of the time.
+
+    Args:
+        tensors: at least one; as in ``magnitude_counts`` but neither fp64 nor complex, all on one device.
+
+    Returns:
+        int64 of shape (len(tensors), 2049), on their device.
+    """
+    flat = [_real(one).reshape(-1) for one in tensors]
+    device, sizes = flat[0].device, [one.numel() for one in flat]
+    values = torch.cat([one.float() for one in flat])
+    places = torch.where(values == 0, NUM_BINS, _places(values).to(torch.int64))
+    firsts = torch.arange(0, len(flat) * (NUM_BINS + 1), NUM_BINS + 1).to(device, non_blocking=True)
+    sizes_there = torch.tensor(sizes).to(device, non_blocking=True)
+    places += torch.repeat_interleave(firsts, sizes_there, output_size=sum(sizes))
+    num_places = len(flat) * (NUM_BINS + 1)
+    if device.type == "cpu":
+        counts = torch.bincount(places, minlength=num_places)
+    else:
+        counts = torch.zeros(num_places, dtype=torch.int64, device=device).scatter_add_(
+            0, places, torch.ones_like(places)
+        )
+    return counts.view(len(flat), NUM_BINS + 1)
+
+
 def sample(tensor: Tensor, *, limit: int = 4096) -> Tensor:
     """At most ``limit`` elements, evenly spread, of shape (n,); the tensor itself, flat, if it has no more.
 

@@ -231,7 +231,7 @@ class TensorStatistics:
     """The loss scale was in the numbers, in each step that step's own."""
     amax: tuple[float | None, ...] = ()
     """The largest magnitude of all elements, one entry for each of ``NumericsRecord.steps``; infinite or NaN where an
-    element was; None where it was not seen."""
+    element was; None where it was not seen. Of an update: of the elements that the histogram counts."""
     histogram: MagnitudeHistogram
     """Of at most 4,096 evenly spread elements a tensor and step, all steps together, as the loop held them."""
     lost: tuple[LostUpdates, ...] = ()

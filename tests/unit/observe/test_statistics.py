@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from ampwise.observe.statistics import amax, largest, magnitude_counts, sample
+from ampwise.observe.statistics import amax, largest, magnitude_counts, magnitude_counts_of_each, sample
 from ampwise.records.numerics import INF_BIN, NUM_BINS, MagnitudeHistogram, bin_of
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -114,3 +114,15 @@ def test_a_gpu_counts_as_the_cpu_does_and_waits_for_nothing(dtype):
         torch.cuda.set_sync_debug_mode("default")
     assert counts.tolist() == magnitude_counts(numbers).tolist()
     assert top.item() == amax(numbers).item()
+
+
+def test_many_are_counted_as_each_alone():
+    each = [
+        torch.tensor([0.0, -0.0, math.inf, math.nan, 3.0]),
+        torch.randn(40, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16),
+        torch.zeros(0),
+        torch.tensor(6e-8, dtype=torch.float16),
+    ]
+    together = magnitude_counts_of_each(each)
+    for tensor, counts in zip(each, together, strict=True):
+        assert torch.equal(counts, magnitude_counts(tensor))

@@ -1,0 +1,206 @@
+"""Adds up the statistics of tensors where the tensors are; nothing waits for a device before they are read."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ampwise.formats.spec import FloatFormat
+from ampwise.formats.table import FORMATS, find_format
+from ampwise.observe.dtypes import dtype_name
+from ampwise.observe.modules import ModuleName
+from ampwise.observe.statistics import amax, magnitude_counts, magnitude_counts_of_each, sample
+from ampwise.records.numerics import NUM_BINS, LostUpdates, MagnitudeHistogram, TensorKind, TensorStatistics
+
+_NARROW = (FORMATS["bf16"], FORMATS["fp16"])
+"""What fp32 weights might be kept in."""
+
+
+@dataclass(frozen=True, slots=True)
+class TallyKey:
+    """Which tensor of which module."""
+
+    kind: TensorKind
+    module: ModuleName
+    parameter: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is kept of a tensor until its step ends."""
+
+    dtype: torch.dtype
+    num_elements: int
+    elements: Tensor
+    """Copies of at most 4,096 of them, shape (n,)."""
+    amax: Tensor
+    """0-dim."""
+
+
+def measure(tensor: Tensor) -> Measured:
+    """Look at a tensor; what the loop writes to it afterwards changes nothing."""
+    elements = sample(tensor).clone()
+    whole = elements if elements.numel() == tensor.numel() else tensor
+    return Measured(tensor.dtype, tensor.numel(), elements, amax(whole))
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What was seen of one tensor in all sampled steps; numbers stay on its device."""
+
+    dtype: torch.dtype
+    num_elements: int = 0
+    counts: Tensor | None = None
+    lost: Tensor | None = None
+    """How many updates were lost, then out of how many, for each of ``formats_of(dtype)``; int64."""
+    amaxes: dict[int, float] = field(default_factory=dict)
+    """By the place of the step among those sampled."""
+    waiting: list[Measured] = field(default_factory=list)
+    """Of the step that goes on."""
+
+    def add(self, measured: Measured) -> None:
+        """Add what was seen of a tensor of this step."""
+        self.dtype = measured.dtype
+        self.num_elements += measured.num_elements
+        self.waiting.append(measured)
+
+    def add_lost(self, lost: Tensor) -> None:
+        """Add how many of this step's updates were lost, as ``lost_updates`` counts them."""
+        self.lost = lost if self.lost is None else self.lost + lost
+
+    def statistics(self, key: TallyKey, *, num_steps: int, is_scaled: bool) -> TensorStatistics:
+        """What a record says of it. Waits for the device."""
+        counts = self.counts.tolist() if self.counts is not None else [0] * (NUM_BINS + 1)
+        return TensorStatistics(
+            module=key.module.path,
+            module_kind=key.module.kind,
+            kind=key.kind,
+            parameter=key.parameter,
+            dtype=dtype_name(self.dtype),
+            num_elements=self.num_elements // max(len(self.amaxes), 1),
+            is_scaled=is_scaled,
+            amax=tuple(_short(self.amaxes.get(place)) for place in range(num_steps)),
+            histogram=MagnitudeHistogram.from_counts(counts),
+            lost=self._lost(),
+        )
+
+    def _lost(self) -> tuple[LostUpdates, ...]:
+        if self.lost is None:
+            return ()
+        pairs = zip(formats_of(self.dtype), self.lost.tolist(), strict=True)
+        return tuple(
+            LostUpdates(format=row.name, is_own=place == 0, num_lost=lost, num_updates=total)
+            for place, (row, (lost, total)) in enumerate(pairs)
+        )
+
+
+def formats_of(dtype: torch.dtype) -> tuple[FloatFormat, ...]:
+    """The format of the weights first, then the narrower ones they might be kept in."""
+    own = find_format(dtype_name(dtype)) or FORMATS["fp32"]
+    return (own, *(_NARROW if own.storage_bits > 16 else ()))
+
+
+def lost_updates(before: Tensor, after: Tensor, has_gradient: Tensor, *, stepped: bool | Tensor) -> Tensor:
+    """How many updates were lost, and out of how many; a row for each of ``formats_of(before.dtype)``.
+
+    Args:
+        before: the weights before the step, shape (n,).
+        after: the weights after it.
+        has_gradient: which of them had a gradient that was not zero.
+        stepped: whether the step was made; may lie on the device.
+
+    Returns:
+        int64 of shape (formats, 2), on the weights' device.
+    """
+    wide = torch.promote_types(before.dtype, torch.float32)
+    old = before.to(wide)
+    update = (after.to(wide) - old).abs()
+    is_updated = update > 0
+    rows = [torch.stack([(has_gradient & ~is_updated).sum(), has_gradient.sum()])]
+    rows += [
+        torch.stack([(is_updated & (update < half_ulp(old, row))).sum(), is_updated.sum()])
+        for row in formats_of(before.dtype)[1:]
+    ]
+    return torch.stack(rows) * stepped
+
+
+def half_ulp(weights: Tensor, row: FloatFormat) -> Tensor:
+    """Half the distance from each weight to its next neighbour in the format."""
+    exponents = torch.frexp(weights).exponent - 1
+    exponents = torch.where(weights == 0, row.min_exponent, exponents).clamp(min=row.min_exponent)
+    return torch.ldexp(torch.ones_like(weights), exponents - row.mantissa_bits - 1)
+
+
+class Reading:
+    """The largest magnitudes of one sampled step on their way from a device."""
+
+    def __init__(self, tallies: Sequence[Tally], largest: Sequence[Tensor], place: int) -> None:
+        numbers = torch.stack([one.double() for one in largest])
+        self._tallies = tallies
+        self._place = place
+        self._event: torch.Event | None = None
+        self._numbers = numbers
+        if numbers.is_cuda:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._event = torch.Event(device=numbers.device)
+            self._event.record()
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether reading it waits for nothing."""
+        return self._numbers.device.type == "cpu" and (self._event is None or self._event.query())
+
+    def finish(self) -> bool:
+        """Note the numbers in their tallies; says whether all are finite. Waits where they have not arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+        numbers = self._numbers.tolist()
+        for tally, number in zip(self._tallies, numbers, strict=True):
+            known = tally.amaxes.get(self._place, 0.0)
+            # a NaN compares with nothing, and stays
+            tally.amaxes[self._place] = known if number <= known or math.isnan(known) else number
+        return all(map(math.isfinite, numbers))
+
+
+def end_step(tallies: Iterable[Tally], place: int) -> list[Reading]:
+    """Count what waits of the sampled step at ``place``, a device's tensors together; the amaxes are on their way."""
+    by_device: dict[torch.device, list[tuple[Tally, Measured]]] = {}
+    for tally in tallies:
+        for measured in tally.waiting:
+            by_device.setdefault(measured.elements.device, []).append((tally, measured))
+        tally.waiting.clear()
+    for group in by_device.values():
+        _count(group)
+    return [
+        Reading([one for one, _ in group], [measured.amax for _, measured in group], place)
+        for group in by_device.values()
+    ]
+
+
+def _count(group: Sequence[tuple[Tally, Measured]]) -> None:
+    narrow = [one for one in group if not _is_wide(one[1].dtype)]
+    counts = magnitude_counts_of_each([one.elements for _, one in narrow]) if narrow else ()
+    for (tally, _), row in zip(narrow, counts, strict=True):
+        _add_counts(tally, row)
+    for tally, measured in group:
+        if _is_wide(measured.dtype):
+            _add_counts(tally, magnitude_counts(measured.elements))
+
+
+def _add_counts(tally: Tally, counts: Tensor) -> None:
+    if tally.counts is None:
+        tally.counts = counts.to(torch.int32)  # a copy: a row would keep the whole table alive
+    else:
+        tally.counts += counts
+
+
+def _is_wide(dtype: torch.dtype) -> bool:
+    return dtype is torch.float64 or dtype.is_complex
+
+
+def _short(number: float | None) -> float | None:
+    """Six digits are enough to tell 65,504 from 65,520."""
+    return number if number is None or not math.isfinite(number) else float(f"{number:.6g}")
