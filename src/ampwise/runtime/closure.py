@@ -42,6 +42,33 @@ class Snapshot:
         optimizer.state.update(self.state)
 
 
+def step_undoably(
+    optimizer: Optimizer, evaluate: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Step an optimizer that evaluates the loss; put everything back, and give that loss, if an evaluation overflows.
+
+    Args:
+        optimizer: is given a closure.
+        evaluate: gives a loss and makes its gradients, or raises ``Overflowed``.
+        args: the rest of ``step``'s arguments.
+        kwargs: those given by name.
+    """
+    snapshot: Snapshot | None = None
+
+    def closure() -> Any:
+        nonlocal snapshot
+        loss = evaluate()
+        snapshot = snapshot or Snapshot.take(optimizer)
+        return loss
+
+    try:
+        return optimizer.step(closure, *args, **kwargs)
+    except Overflowed as overflow:
+        if snapshot:
+            snapshot.restore(optimizer)
+        return overflow.loss
+
+
 def split_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[[], Any] | None, tuple[Any, ...], dict[str, Any]]:

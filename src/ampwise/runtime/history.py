@@ -52,6 +52,12 @@ class HistoryRing:
                 row[place].copy_(value.detach(), non_blocking=True)
         self.num_steps += 1
 
+    def add_norm(self, grad_norm: Tensor | None) -> None:
+        """Take in a step without a loss scale; it is left out if nobody took its norm."""
+        if grad_norm is not None:
+            one = torch.ones((), device=grad_norm.device)
+            self.add(scale=one, found_inf=torch.zeros_like(one), grad_norm=grad_norm)
+
     @torch.no_grad()
     def amend(self, found_inf: Tensor) -> None:
         """One more optimizer of the step added last found this."""

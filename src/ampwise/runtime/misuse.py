@@ -48,6 +48,8 @@ def check_losses(loss: Any) -> tuple[Tensor, ...]:
     Raises:
         UsageError: one of them cannot be backpropagated.
     """
+    if isinstance(loss, Mapping):
+        loss = list(loss.values())
     losses = tuple(loss) if isinstance(loss, (list, tuple)) else (loss,)
     if not losses:
         raise UsageError("step() was given no loss")
@@ -64,14 +66,30 @@ def check_losses(loss: Any) -> tuple[Tensor, ...]:
     return losses
 
 
-def backward(losses: Sequence[Tensor]) -> None:
-    """``torch.autograd.backward``; where the script has done it already, torch's error says whose it is."""
+def backward(losses: Sequence[Tensor], *, each: bool = False) -> None:
+    """``torch.autograd.backward``; where the script has done it already, torch's error says whose it is.
+
+    Args:
+        losses: backpropagated together.
+        each: give each loss a pass of its own; what their graphs share is kept until the last.
+    """
     try:
-        torch.autograd.backward(losses)
+        if each:
+            for place, loss in enumerate(losses, 1):
+                torch.autograd.backward([loss], retain_graph=place < len(losses))
+        else:
+            torch.autograd.backward(losses)
     except RuntimeError as error:
         if "second time" in str(error):
             error.add_note("A TrainStep runs the backward pass itself: remove loss.backward() before step(loss).")
         raise
+
+
+def as_tuple(given: Any) -> tuple[Any, ...]:
+    """What was given, alone or in a list, as a tuple; None is nothing."""
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, (list, tuple)) else (given,)
 
 
 def name_parameters(modules: Sequence[Module], optimizers: Sequence[Optimizer]) -> Mapping[str, Tensor]:

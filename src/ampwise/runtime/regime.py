@@ -1,15 +1,16 @@
 """What a precision means for a forward and for a backward pass."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ampwise.compat.tf32 import tf32_enabled
 from ampwise.plan.presets import get_precision
 from ampwise.runtime.autocast import autocast
-from ampwise.runtime.loss_scale import DynamicLossScale, LossScale, NoLossScale
+from ampwise.runtime.loss_scale import DynamicLossScale, LossScale, NoLossScale, get_loss_scale
 
 _AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -42,6 +43,16 @@ class Regime:
     def loss_scale(self) -> LossScale:
         """The loss scale this precision needs."""
         return DynamicLossScale() if get_precision(self.precision).needs_loss_scaling else NoLossScale()
+
+    def choose_loss_scale(self, given: Any) -> tuple[LossScale, Mapping[str, LossScale]]:
+        """The common loss scale, and those of named losses, that a user means by ``given``; None is this precision's.
+
+        Raises:
+            UsageError: it is no loss scale, no name of one, and no dict of those.
+        """
+        if isinstance(given, Mapping):
+            return self.loss_scale(), {str(name): get_loss_scale(one) for name, one in given.items()}
+        return self.loss_scale() if given is None else get_loss_scale(given), {}
 
     def _products(self) -> AbstractContextManager[object]:
         """How the hardware takes products of fp32 numbers."""

@@ -21,7 +21,7 @@ from ampwise.records.scaling import History
 from ampwise.records.scaling_signs import Sign, signs
 from ampwise.runtime import host
 from ampwise.runtime.buffers import BufferGuard
-from ampwise.runtime.closure import Overflowed, Snapshot, split_closure
+from ampwise.runtime.closure import Overflowed, split_closure, step_undoably
 from ampwise.runtime.found_inf import gradients, sum_all_found, sum_found
 from ampwise.runtime.gradient_watch import SAMPLE_INTERVAL, GradientWatch
 from ampwise.runtime.history import HistoryRing
@@ -118,17 +118,20 @@ class GradScaler(torch.amp.GradScaler):
 
     @classmethod
     def from_loss_scale(
-        cls, loss_scale: LossScale | Mapping[str, LossScale], *, device: str, warns: bool = True
+        cls, loss_scale: LossScale, *, device: str, named: Mapping[str, LossScale] | None = None, warns: bool = True
     ) -> "GradScaler":
         """A scaler that starts at ``loss_scale`` and moves by its rules; disabled for ``NoLossScale``.
 
         Args:
-            loss_scale: where to start, and the rules; or those of each named loss.
+            loss_scale: where to start, and the rules.
             device: as torch's.
+            named: the scales of named losses; without any, a new name starts from ``loss_scale``.
             warns: False if the caller watches for a scale at its minimum itself.
         """
         scaler = cls(device, loss_scale=loss_scale)
         scaler._warns = warns
+        if named:
+            scaler._named = NamedLosses(named, None)
         scaler._begin_loop()
         return scaler
 
@@ -161,11 +164,12 @@ class GradScaler(torch.amp.GradScaler):
             return super().get_scale()
         return self._named.value(name)
 
-    def measure(self, optimizer: Optimizer) -> None:
-        """Take in how large the optimizer's gradients are, before somebody else than this scaler unscales them."""
-        if self._enabled and self._scale is not None and not self._ring.is_paused:
-            samples = self._ring.num_steps % SAMPLE_INTERVAL == 0
-            self._watch.look(optimizer, device=self._scale.device, samples=samples)
+    def measure(self, *optimizers: Optimizer) -> None:
+        """Take in how large the optimizers' gradients are, before somebody else than this scaler unscales them."""
+        if self._enabled and self._scale is not None:
+            samples = not self._ring.is_paused and self._ring.num_steps % SAMPLE_INTERVAL == 0
+            for optimizer in optimizers:
+                self._watch.look(optimizer, device=self._scale.device, samples=samples)
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the scale they were made with, and test the results."""
@@ -222,8 +226,7 @@ class GradScaler(torch.amp.GradScaler):
         if result.scale_tensor is not None and isinstance(result.found_inf, Tensor):
             self._ring.add(scale=result.scale_tensor, found_inf=result.found_inf, grad_norm=result.grad_norm_tensor)
         elif result.grad_norm_tensor is not None:
-            self._grad_norm = result.grad_norm_tensor
-            self._remember_norm()
+            self._ring.add_norm(result.grad_norm_tensor)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Move the scale after the step, or set it to ``new_scale``.
@@ -231,7 +234,8 @@ class GradScaler(torch.amp.GradScaler):
         Called after each of several optimizers of one step it counts that step once.
         """
         if not self._enabled:
-            self._remember_norm()
+            self._ring.add_norm(self._grad_norm)
+            self._grad_norm = None
         elif new_scale is None:
             self._advance()
         else:
@@ -414,20 +418,7 @@ class GradScaler(torch.amp.GradScaler):
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is OptState.STEPPED:
             raise RuntimeError("step() has already been called since the last update().")
-        snapshot: Snapshot | None = None
-
-        def evaluate() -> Any:
-            nonlocal snapshot
-            loss = self._evaluate(optimizer, closure, state)
-            snapshot = snapshot or Snapshot.take(optimizer)
-            return loss
-
-        try:
-            returned = optimizer.step(evaluate, *args, **kwargs)
-        except Overflowed as overflow:
-            if snapshot:
-                snapshot.restore(optimizer)
-            returned = overflow.loss
+        returned = step_undoably(optimizer, lambda: self._evaluate(optimizer, closure, state), args, kwargs)
         state["stage"] = OptState.STEPPED
         return returned
 
@@ -477,7 +468,7 @@ class GradScaler(torch.amp.GradScaler):
             self._counted = set(states)
             self._made_with = before
         self._lower_bound = max(self._lower_bound * self._backoff_factor, self._min_scale)
-        if scale.device.type == "cpu":
+        if host.reads_freely(scale):
             self._lower_bound = scale.item()
             self._suspects.judge(skipped=bool(found), scale=before.item())
         self._guard.restore(found, keep=True)
@@ -496,13 +487,6 @@ class GradScaler(torch.amp.GradScaler):
     def _own(self, found: Tensor) -> Tensor:
         """What the common scale is to answer for: an overflow that a named loss had is that loss's."""
         return found if self._named_found is None else torch.where(self._named_found != 0, 0.0, found)
-
-    def _remember_norm(self) -> None:
-        """Without a scale the history holds the steps whose norm is known."""
-        norm, self._grad_norm = self._grad_norm, None
-        if norm is not None:
-            one = torch.ones((), device=norm.device)
-            self._ring.add(scale=one, found_inf=torch.zeros_like(one), grad_norm=norm)
 
     def _rules(self) -> Rules:
         return self._headroom or ScaleRules(

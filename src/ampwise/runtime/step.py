@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -17,14 +18,7 @@ from ampwise._base.errors import RecordError, UsageError
 from ampwise.compat.fused import fits_fused, make_capturable, unfuse
 from ampwise.compat.optim import has_gradients, needs_closure, parameters_of, portable_state
 from ampwise.interpose.internal import announced, users_code
-from ampwise.observe.events import (
-    BUS,
-    BackwardEnded,
-    BackwardStarted,
-    LoopEvent,
-    PrecisionTaken,
-    StepStarted,
-)
+from ampwise.observe.events import BUS, BackwardEnded, BackwardStarted, LoopEvent, PrecisionTaken, StepStarted
 from ampwise.runtime import host
 from ampwise.runtime.buffers import BufferGuard
 from ampwise.runtime.captured import CapturedStep, LossFunction, Recordable, Trace, num_warm_ups_of
@@ -33,7 +27,14 @@ from ampwise.runtime.device import choose_precision
 from ampwise.runtime.findings import any_of, on_host, outcome_of, sum_of
 from ampwise.runtime.graph import graphs_for
 from ampwise.runtime.loss_scale import LossScale, NoLossScale
-from ampwise.runtime.misuse import backward, check_losses, check_options, name_parameters, refuse_fp16_parameters
+from ampwise.runtime.misuse import (
+    as_tuple,
+    backward,
+    check_losses,
+    check_options,
+    name_parameters,
+    refuse_fp16_parameters,
+)
 from ampwise.runtime.overflow import OverflowWatch, floor_of
 from ampwise.runtime.regime import Regime
 from ampwise.runtime.result import StepResult
@@ -41,7 +42,8 @@ from ampwise.runtime.scaler import GradScaler
 from ampwise.runtime.step_state import state_faults
 from ampwise.runtime.update import ClippedUpdate, choose_fused, clip_
 
-Loss = Tensor | Sequence[Tensor]
+Loss = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+AnyLossScale = LossScale | str | float
 _LOG = logging.getLogger("ampwise")
 
 
@@ -70,7 +72,8 @@ class TrainStep:
         clip_grad_norm: clip the norm of all gradients together; ``float("inf")`` measures it and clips nothing.
         clip_grad_value: clip every element.
         accumulation_steps: how many losses make one step; each is divided by it.
-        loss_scale: another than the precision's own.
+        loss_scale: another than the precision's own: a loss scale, the name of one (``"headroom"``, ``"diffusion"``,
+            ``"rl"``) or a fixed number; or a dict of those, a scale for each loss of a ``step({"name": loss, ...})``.
         capture: ready the optimizers for ``capture``: their learning rate and step counts are kept on the device.
 
     Attributes:
@@ -92,12 +95,12 @@ class TrainStep:
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         accumulation_steps: int = 1,
-        loss_scale: LossScale | None = None,
+        loss_scale: AnyLossScale | Mapping[str, AnyLossScale] | None = None,
         capture: bool = False,
     ) -> None:
-        self.optimizers: tuple[Optimizer, ...] = _as_tuple(optimizers)
-        self.modules: tuple[Module, ...] = _as_tuple(modules)
-        self.schedulers: tuple[Any, ...] = _as_tuple(schedulers)
+        self.optimizers: tuple[Optimizer, ...] = as_tuple(optimizers)
+        self.modules: tuple[Module, ...] = as_tuple(modules)
+        self.schedulers: tuple[Any, ...] = as_tuple(schedulers)
         check_options(
             self.optimizers,
             self.modules,
@@ -114,8 +117,8 @@ class TrainStep:
         self.choice = choose_precision(precision, device=device)
         BUS.publish(PrecisionTaken(what=f"ampwise.TrainStep ({self.choice.precision})"))
         self._regime = Regime(precision=self.choice.precision, device_type=device.type)
-        scale = self._regime.loss_scale() if loss_scale is None else loss_scale
-        self.scaler = GradScaler.from_loss_scale(scale, device=device.type, warns=False)
+        scale, named = self._regime.choose_loss_scale(loss_scale)
+        self.scaler = GradScaler.from_loss_scale(scale, named=named, device=device.type, warns=False)
         names = name_parameters(self.modules, self.optimizers)
         if self.scaler.is_enabled():
             refuse_fp16_parameters(names)
@@ -160,8 +163,9 @@ class TrainStep:
         """Backpropagate the loss and, when it completes a window of accumulation, step.
 
         Args:
-            loss: a scalar, or several to backpropagate together; or, for an optimizer that evaluates the loss itself
-                (LBFGS), a function that returns one and opens ``autocast()`` itself.
+            loss: a scalar, or several to backpropagate together; or several by names, each with a loss scale of its
+                own, backpropagated one after the other; or, for an optimizer that evaluates the loss itself (LBFGS), a
+                function that returns one and opens ``autocast()`` itself.
             last: end the window here; it is divided by the number of losses it really has.
 
         Raises:
@@ -183,7 +187,7 @@ class TrainStep:
             )
         self._check_autocast()
         losses = check_losses(loss)
-        self._backward(losses, share=self.accumulation_steps)
+        self._backward(losses, share=self.accumulation_steps, names=tuple(loss) if isinstance(loss, Mapping) else ())
         self._num_losses += 1
         if self._num_losses < self.accumulation_steps and not last:
             return StepResult(is_update=False, scale_tensor=self.scaler.snapshot_scale())
@@ -364,11 +368,11 @@ class TrainStep:
                 stacklevel=3,
             )
 
-    def _backward(self, losses: tuple[Tensor, ...], *, share: int) -> None:
+    def _backward(self, losses: tuple[Tensor, ...], *, share: int, names: tuple[str, ...] = ()) -> None:
         self._publish(BackwardStarted(roots=losses))
         shares = [loss if share == 1 else loss / share for loss in losses]
         with self._regime.backward(), announced():
-            backward([self.scaler.scale(one) for one in shares])
+            backward([self.scaler.scale(one, name) for one, name in zip_longest(shares, names)], each=bool(names))
         self._publish(BackwardEnded(roots=losses))
 
     def _step(self, losses: tuple[Tensor, ...], *, correction: float) -> StepResult:
@@ -380,6 +384,7 @@ class TrainStep:
                 "model.parameters() of the model that made the loss, after any model.to(...)"
             )
         self._unfuse_misfits()
+        self.scaler.measure(*stepping)
         update = self._plan_update(stepping, correction=correction)
         norm = update.norm if update else self._prepare(stepping, correction=correction)
         results = [self._step_one(one, norm, update=update) for one in stepping]
@@ -489,9 +494,3 @@ class TrainStep:
 
         result = self._step_one(optimizer, None, closure=evaluate)
         return self._end([optimizer], [result], losses, norm)
-
-
-def _as_tuple(given: Any) -> tuple[Any, ...]:
-    if given is None:
-        return ()
-    return tuple(given) if isinstance(given, (list, tuple)) else (given,)
