@@ -60,11 +60,18 @@ def _layout(_: EventBus, __: LaunchSpec, stack: ModuleStack) -> Instrument:
     return LayoutWatch(stack=stack)
 
 
+def _kernels(bus: EventBus, _: LaunchSpec, __: ModuleStack) -> Instrument:
+    from ampwise.instruments.kernels import KernelWatch
+
+    return KernelWatch(bus, step=7)
+
+
 ROWS: Final = (
     InstrumentRow(name="layout", field="layout", make=_layout),
     InstrumentRow(name="syncs", field="syncs", make=_syncs),
     InstrumentRow(name="casts", field="casts", make=_casts),
     InstrumentRow(name="memory", field="memory", make=_memory),
+    InstrumentRow(name="kernels", field="kernels", make=_kernels),
 )
 
 
