@@ -10,7 +10,7 @@ import torch
 from ampwise.compat.tf32 import tf32_enabled
 from ampwise.plan.presets import get_precision
 from ampwise.runtime.autocast import autocast
-from ampwise.runtime.loss_scale import DynamicLossScale, LossScale, NoLossScale, get_loss_scale
+from ampwise.runtime.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale, get_loss_scale
 
 _AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -50,9 +50,11 @@ class Regime:
         Raises:
             UsageError: it is no loss scale, no name of one, and no dict of those.
         """
-        if isinstance(given, Mapping):
-            return self.loss_scale(), {str(name): get_loss_scale(one) for name, one in given.items()}
-        return self.loss_scale() if given is None else get_loss_scale(given), {}
+        own = self.loss_scale()
+        if not isinstance(given, Mapping):
+            return own if given is None else get_loss_scale(given), {}
+        common = StaticLossScale(scale=1.0) if isinstance(own, NoLossScale) else own
+        return common, {str(name): get_loss_scale(one) for name, one in given.items()}
 
     def _products(self) -> AbstractContextManager[object]:
         """How the hardware takes products of fp32 numbers."""
