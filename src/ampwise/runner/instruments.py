@@ -63,7 +63,13 @@ def _layout(_: EventBus, __: LaunchSpec, stack: ModuleStack) -> Instrument:
 def _kernels(bus: EventBus, _: LaunchSpec, __: ModuleStack) -> Instrument:
     from ampwise.instruments.kernels import KernelWatch
 
-    return KernelWatch(bus, step=7)
+    return KernelWatch(bus, step=6)
+
+
+def _process(bus: EventBus, _: LaunchSpec, __: ModuleStack) -> Instrument:
+    from ampwise.instruments.process import ProcessWatch
+
+    return ProcessWatch(bus, leave_out=range(11))
 
 
 ROWS: Final = (
@@ -72,6 +78,7 @@ ROWS: Final = (
     InstrumentRow(name="casts", field="casts", make=_casts),
     InstrumentRow(name="memory", field="memory", make=_memory),
     InstrumentRow(name="kernels", field="kernels", make=_kernels),
+    InstrumentRow(name="process", field="process", make=_process),
 )
 
 
