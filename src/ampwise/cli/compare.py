@@ -1,23 +1,19 @@
 """``ampwise compare``: a script in several precisions, and what each gained."""
 
-import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
-from importlib.machinery import PathFinder
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ampwise._base.errors import UsageError
-from ampwise._base.files import check_writable, write_atomically
+from ampwise._base.files import write_atomically
 from ampwise._base.text import inert_line
-from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, USAGE, has_syntax_error, say
+from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, USAGE, say
 from ampwise.cli.options import lists_option, malloc_option, misplaced, module_option, script_words, target_of
 from ampwise.cli.report import print_recording
+from ampwise.cli.scripts import Show, check_device, check_files, check_script, progress_bar, remove_empty
 from ampwise.cli.unwind import signals_unwind
 from ampwise.compare.schedule import ComparisonPlan
 from ampwise.compare.variants import parse_variants
@@ -41,7 +37,7 @@ _PATH = click.Path(path_type=Path)
     "--precision",
     show_default="fp32,auto; with --emulate fp32",
     metavar="NAMES",
-    help="What to compare; ratios are to the first: fp32, tf32, bf16, fp16, auto, each with or without +compile.",
+    help="What to compare; ratios are to the first: fp32, tf32, bf16, fp16, auto or a plan.toml; +compile compiles.",
 )
 @click.option(
     "--emulate",
@@ -81,11 +77,11 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     """  # noqa: D301 - click's mark for a block kept as it is
     plan = _plan(options)
     target = target_of(words, is_module=options["is_module"])
-    _check_files(options["report"], options["record"], target)
-    status = _check_script(target)
+    check_files({"--report": options["report"], "--record": options["record"]}, target)
+    status = check_script(target, verb="compare")
     if status:
         return status
-    _check_device(plan.device)
+    check_device(plan.device)
     recording, interrupted = _measure(target, plan)
     _write(recording, options)
     print_recording(recording, as_json=options["as_json"])
@@ -114,57 +110,6 @@ def _plan(options: Mapping[str, Any]) -> ComparisonPlan:
     )
 
 
-def _check_files(report: Path | None, record: Path | None, target: Target) -> None:
-    """Say before training what could not be written after it."""
-    for path in (report, record):
-        if path is not None:
-            check_writable(path)
-    if report is not None and record is not None and report.resolve() == record.resolve():
-        raise UsageError(f"--report and --record both name {report}; name two files")
-    script = None if target.path is None else Path(target.path).resolve()
-    for option, path in (("--report", report), ("--record", record)):
-        if path is not None and path.resolve() == script:
-            raise UsageError(f"{option} names the script {path}, which it would replace; name another file")
-
-
-def _check_script(target: Target) -> int:
-    """Say before the first run what would end every one: 0, or python's status for a syntax error.
-
-    Raises:
-        UsageError: there is no such script or module.
-    """
-    if target.module is not None:
-        top, _, rest = target.module.partition(".")
-        spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
-        is_missing = spec is None or (rest and spec.submodule_search_locations is None)
-        if is_missing and top not in sys.builtin_module_names:
-            hint = f"; to compare a file: ampwise compare {target.module}" if target.module.endswith(".py") else ""
-            raise UsageError(f"No module named {inert_line(target.module)}{hint}")
-        return 0
-    path = Path(target.path or "")
-    if path.is_dir():
-        if PathFinder.find_spec("__main__", [str(path)]) is None:
-            raise UsageError(
-                f"can't find '__main__' module in {inert_line(str(path))!r}; name the script in that folder"
-            )
-        return 0
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        reason = f"[Errno {error.errno}] {error.strerror}"
-        hint = f"; compare runs scripts, no launchers such as {target.path}" if shutil.which(target.path or "") else ""
-        raise UsageError(f"can't open file {inert_line(str(path.absolute()))!r}: {reason}{hint}") from None
-    return int(has_syntax_error(source, str(path.absolute())))
-
-
-def _check_device(device: str | None) -> None:
-    if device is not None:
-        from ampwise.runtime.placement import use_device
-
-        with use_device(device):
-            pass
-
-
 def _measure(target: Target, plan: ComparisonPlan) -> "tuple[Recording, bool]":
     """The recording, and whether Ctrl-C cut it short."""
     from dataclasses import replace
@@ -173,8 +118,8 @@ def _measure(target: Target, plan: ComparisonPlan) -> "tuple[Recording, bool]":
 
     scratch = tempfile.mkdtemp(prefix="ampwise-compare-")
     try:
-        with signals_unwind(), _progress_bar() as on_progress:
-            return compare(target, replace(plan, scratch=scratch), on_progress=on_progress), False
+        with signals_unwind(), progress_bar() as show:
+            return compare(target, replace(plan, scratch=scratch), on_progress=_shown_by(show)), False
     except ComparisonInterrupted as interrupted:
         return interrupted.recording, True
     except KeyboardInterrupt:
@@ -185,33 +130,14 @@ def _measure(target: Target, plan: ComparisonPlan) -> "tuple[Recording, bool]":
         shutil.rmtree(scratch, ignore_errors=True)  # nobody is told of what lies there
         raise
     finally:
-        _remove_empty(scratch)
+        remove_empty(scratch)
 
 
-@contextmanager
-def _progress_bar() -> "Generator[Callable[[Progress], None]]":
-    """A bar with the time left on a terminal's stderr, gone at the end; nothing in a pipe."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+def _shown_by(show: Show) -> "Callable[[Progress], None]":
+    def tell(progress: "Progress") -> None:
+        show(f"run {progress.run} of {progress.num_runs}: {progress.variant}", progress.num_done, progress.num_total)
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-    bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal)
-    with bar:
-        task = bar.add_task("starting", total=None)
-
-        def show(progress: Any) -> None:
-            description = f"run {progress.run} of {progress.num_runs}: {progress.variant}"
-            bar.update(task, description=description, completed=progress.num_done, total=progress.num_total)
-
-        yield show
-
-
-def _remove_empty(folder: str) -> None:
-    """Remove the folders in which nothing was left."""
-    for root, _, _ in os.walk(folder, topdown=False):
-        if not any(Path(root).iterdir()):
-            Path(root).rmdir()
+    return tell
 
 
 def _write(recording: "Recording", options: Mapping[str, Any]) -> None:

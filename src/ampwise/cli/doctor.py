@@ -1,0 +1,157 @@
+"""``ampwise doctor``: run a script under instruments and say what is wrong with its training."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from ampwise._base.errors import UsageError
+from ampwise._base.files import write_atomically
+from ampwise._base.text import inert_line
+from ampwise.cli.exits import INTERRUPTED, say
+from ampwise.cli.options import lists_option, malloc_option, module_option, script_words, target_of
+from ampwise.cli.scripts import check_device, check_files, check_script, progress_bar, remove_empty
+from ampwise.cli.unwind import signals_unwind
+from ampwise.records.files import save_recording
+from ampwise.records.run import Role
+from ampwise.runner.script import Target
+from ampwise.runner.spec import LaunchSpec, Lists, Malloc
+
+if TYPE_CHECKING:
+    from ampwise.records.diagnosis import Diagnosis
+    from ampwise.records.recording import Recording
+
+_PATH = click.Path(path_type=Path)
+_SAYING: Final = {
+    Role.WATCHED: "watching the training",
+    Role.TRACED: "tracing the first value that is not finite",
+    Role.UNSCALED: "again without the loss scale",
+    Role.IN_FP32: "again in fp32",
+    Role.RESCUED: "again with the suspects in fp32",
+}
+
+
+@click.command(
+    name="doctor",
+    context_settings={"allow_interspersed_args": False},
+    short_help="Say why a training gives NaN, no speed-up or no memory.",
+)
+@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Steps to watch.")
+@click.option("--precision", default="auto", show_default=True, metavar="NAME", help="Unless the script has its own.")
+@click.option("--emulate", metavar="FORMAT", help="As if this CPU had the format's hardware: fp16, tf32, fp8_e4m3.")
+@click.option("--plan", type=_PATH, metavar="FILE", help="Watch it under this plan.")
+@click.option("--report", type=_PATH, metavar="FILE", help="Write one self-contained HTML file.")
+@click.option("--record", type=_PATH, metavar="FILE", help="Where the recording goes; default: a folder for scratch.")
+@click.option("--sarif", type=_PATH, metavar="FILE", help="Write the findings for a code host.")
+@module_option
+@click.option("--device", metavar="DEVICE", help="cpu, cuda:1, ...: the current device of the runs.")
+@lists_option
+@malloc_option("CPU allocator of the runs: tuned, system, or auto.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the text.")
+@script_words
+def command(words: tuple[str, ...], **options: Any) -> int:
+    """Run a training script under instruments and say what is wrong, where, and what to do.
+
+    \b
+    ampwise doctor train.py --lr 3e-4
+    ampwise doctor --emulate fp16 --report r.html train.py
+
+    The script's files are left alone: what it saves goes to a scratch folder.
+    Exit status: 0 clean, 1 findings, 2 wrong usage, 3 it could not be run.
+    """  # noqa: D301 - click's mark for a block kept as it is
+    spec = _spec(options)
+    target = target_of(words, is_module=options["is_module"])
+    check_files({f"--{name}": options[name] for name in ("report", "record", "sarif")}, target)
+    status = check_script(target, verb="doctor")
+    if status:
+        return status
+    check_device(spec.device)
+    recording, record = _examined(target, spec, options["record"])
+    return _told(recording, record, options)
+
+
+def _spec(options: Mapping[str, Any]) -> LaunchSpec:
+    if options["emulate"] is not None and options["precision"] not in {"auto", options["emulate"]}:
+        raise UsageError("--emulate says the precision too; leave --precision away")
+    return LaunchSpec(
+        precision=options["precision"] if options["emulate"] is None else options["emulate"],
+        emulate=options["emulate"],
+        plan=None if options["plan"] is None else _plan_text(options["plan"]),
+        lists=Lists(options["lists"]),
+        malloc=Malloc(options["malloc"]),
+        device=options["device"],
+        stop_after=options["steps"],
+    )
+
+
+def _plan_text(path: Path) -> str:
+    from ampwise.plan.file import load_plan
+    from ampwise.plan.writing import to_toml
+
+    return to_toml(load_plan(path))
+
+
+def _examined(target: Target, spec: LaunchSpec, record: Path | None) -> "tuple[Recording, Path]":
+    """The recording, and the file in which it is kept."""
+    from dataclasses import replace
+
+    from ampwise.examine.examine import Progress, examine
+
+    scratch = tempfile.mkdtemp(prefix="ampwise-doctor-")
+    kept = record or Path(scratch, "recording.json")
+    try:
+        with signals_unwind(), progress_bar() as show:
+
+            def tell(progress: Progress) -> None:
+                show(_SAYING[progress.role], progress.num_done, progress.num_steps)
+
+            recording = examine(target, replace(spec, scratch=scratch), on_progress=tell)
+    except KeyboardInterrupt:
+        shutil.rmtree(scratch, ignore_errors=True)
+        say("interrupted; nothing was diagnosed")
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)  # nobody is told of what lies there
+        raise
+    save_recording(recording, kept)
+    remove_empty(scratch)
+    return recording, kept
+
+
+def _told(recording: "Recording", record: Path, options: Mapping[str, Any]) -> int:
+    """Print the diagnosis and write what was asked for; the command's status."""
+    from ampwise.doctor.diagnose import diagnose
+
+    diagnosis = diagnose(recording)
+    _write(recording, diagnosis, options)
+    if options["as_json"]:
+        from ampwise.report.diagnosis import diagnosis_json
+
+        click.echo(json.dumps(diagnosis_json(recording, diagnosis), indent=2))
+    else:
+        from ampwise.report.diagnosis import render_diagnosis
+        from ampwise.report.text import stdout_console
+
+        render_diagnosis(recording, diagnosis, stdout_console())
+    click.echo(f"recording: {inert_line(str(record), max_length=1000)}", err=True)
+    return int(not diagnosis.is_healthy)
+
+
+def _write(recording: "Recording", diagnosis: "Diagnosis", options: Mapping[str, Any]) -> None:
+    if options["sarif"] is not None:
+        from ampwise.doctor.rule import all_rules
+        from ampwise.records.sarif import sarif
+
+        log = sarif(diagnosis.findings, {rule.info.id: rule.info for rule in all_rules()})
+        write_atomically(options["sarif"], json.dumps(log, indent=1) + "\n")
+    if options["report"] is not None:
+        from ampwise.report.html import render_html
+
+        write_atomically(options["report"], render_html(recording))
+    for name in ("sarif", "report"):
+        if options[name] is not None:
+            click.echo(f"{name}: {inert_line(str(options[name]), max_length=1000)}", err=True)
