@@ -23,6 +23,16 @@ def sum_found(optimizer_state: dict[str, Any], scale: Tensor) -> Tensor:
     return torch.stack([one.to(scale.device, non_blocking=True).reshape(()) for one in found]).sum()
 
 
+@torch.no_grad()
+def share_found(optimizer_states: Iterable[dict[str, Any]], scale: Tensor) -> None:
+    """Let what one optimizer found count for each of these."""
+    states = list(optimizer_states)
+    found_any = sum_all_found(states, scale).clamp(max=1.0)
+    for state in states:
+        for device, found in state["found_inf_per_device"].items():
+            found.copy_(found_any.to(device, non_blocking=True).reshape(found.shape))
+
+
 def sum_all_found(optimizer_states: Iterable[dict[str, Any]], scale: Tensor) -> Tensor:
     """How many devices found non-finite gradients, in all optimizers."""
     return torch.stack([sum_found(state, scale) for state in optimizer_states]).sum()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ampwise.records.scaling import History, HistoryRow
+from ampwise.runtime.result import StepResult
 
 NUM_KEPT = 1000
 """How many steps a ring remembers: 20 kB on the device."""
@@ -57,6 +58,17 @@ class HistoryRing:
         if grad_norm is not None:
             one = torch.ones((), device=grad_norm.device)
             self.add(scale=one, found_inf=torch.zeros_like(one), grad_norm=grad_norm)
+
+    def add_result(self, result: StepResult) -> None:
+        """Take in a step by what it left, if that is a scale or a norm."""
+        known = result.grad_norm_tensor if result.scale_tensor is None else result.scale_tensor
+        if known is not None:
+            one = torch.ones((), device=known.device)
+            self.add(
+                scale=one if result.scale_tensor is None else result.scale_tensor,
+                found_inf=result.found_inf if isinstance(result.found_inf, Tensor) else torch.zeros_like(one),
+                grad_norm=result.grad_norm_tensor,
+            )
 
     @torch.no_grad()
     def amend(self, found_inf: Tensor) -> None:

@@ -1,6 +1,6 @@
 """``torch.amp.GradScaler`` without its faults."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from ampwise.records.scaling_signs import Sign, signs
 from ampwise.runtime import host
 from ampwise.runtime.buffers import BufferGuard
 from ampwise.runtime.closure import Overflowed, split_closure, step_undoably
-from ampwise.runtime.found_inf import gradients, sum_all_found, sum_found
+from ampwise.runtime.found_inf import gradients, share_found, sum_all_found, sum_found
 from ampwise.runtime.gradient_watch import SAMPLE_INTERVAL, GradientWatch
 from ampwise.runtime.history import HistoryRing
 from ampwise.runtime.loss_scale import (
@@ -211,6 +211,11 @@ class GradScaler(torch.amp.GradScaler):
         state["stage"] = OptState.STEPPED
         self.last_step = StepResult(found_inf=False, scale_tensor=scale.clone())
 
+    def skip_together(self, optimizers: Iterable[Optimizer]) -> None:
+        """Skip all of these, already unscaled, if one of them has non-finite gradients."""
+        states = (self._per_optimizer_states[id(one)] for one in optimizers)
+        share_found(states, self._check_scale_growth_tracker("skip_together")[0])
+
     @contextmanager
     def recording(self) -> Generator[None]:
         """Within it a step is recorded into a graph: what the host knows now decides nothing in it."""
@@ -223,10 +228,7 @@ class GradScaler(torch.amp.GradScaler):
     def note_replayed_step(self, result: StepResult) -> None:
         """Take in a step that a graph took: unscaled, stepped and moved the scale."""
         self.last_step, self._lower_bound = result, 0.0
-        if result.scale_tensor is not None and isinstance(result.found_inf, Tensor):
-            self._ring.add(scale=result.scale_tensor, found_inf=result.found_inf, grad_norm=result.grad_norm_tensor)
-        elif result.grad_norm_tensor is not None:
-            self._ring.add_norm(result.grad_norm_tensor)
+        self._ring.add_result(result)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Move the scale after the step, or set it to ``new_scale``.

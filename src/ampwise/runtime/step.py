@@ -64,7 +64,8 @@ class TrainStep:
     CPU, gradients that fp32 holds as subnormals (below 1.2e-38) may differ in their last bit.
 
     Args:
-        optimizers: one or several; each is skipped alone, as by ``GradScaler``, when its gradients are not finite.
+        optimizers: one or several; each is skipped alone, as by ``GradScaler``, when its gradients are not finite, but
+            all together where their norm is clipped: it is not finite either then, and would spoil them all.
         modules: the models trained. Their buffers are put back when a step is skipped; errors name their parameters.
         schedulers: advanced once after every step that was not skipped. On an accelerator with loss scaling this waits
             for the device, once a step.
@@ -296,16 +297,18 @@ class TrainStep:
             )
         return self._num_losses
 
-    def _evaluate(self, loss_fn: LossFunction, arguments: Sequence[Any]) -> tuple[Tensor, ...]:
+    def _evaluate(self, loss_fn: LossFunction, arguments: Sequence[Any], *, last: bool) -> tuple[StepResult, Tensor]:
         with self.autocast():
-            return check_losses(loss_fn(*arguments))
+            loss = loss_fn(*arguments)
+        return self(loss, last=last), sum_of(check_losses(loss))
 
     def _run(self, loss_fn: LossFunction, arguments: Sequence[Any], *, last: bool, owner: object) -> StepResult:
-        losses = self._evaluate(loss_fn, arguments)
         self._window_owner = None
-        result = self(losses, last=last)
-        self._window_owner = owner if self._num_losses else None
-        return replace(result, loss_tensor=sum_of(losses))
+        try:
+            result, loss = self._evaluate(loss_fn, arguments, last=last)
+        finally:
+            self._window_owner = owner if self._num_losses else None
+        return replace(result, loss_tensor=loss)
 
     def _trace(self, loss_fn: LossFunction, arguments: Sequence[Any], *, num_open: int, last: bool) -> Trace:
         if num_open:
@@ -317,8 +320,7 @@ class TrainStep:
         self._findings = []
         try:
             with self.scaler.recording():
-                losses = self._evaluate(loss_fn, arguments)
-                result = self(losses, last=last)
+                result, loss = self._evaluate(loss_fn, arguments, last=last)
             if not result.is_update:  # what the window's other graphs go on with, and others must not get the memory of
                 self._window = [param.grad for param in self._params], self._buffers.copies()
         except BaseException:
@@ -327,7 +329,7 @@ class TrainStep:
         finally:
             self._num_losses, self._window_owner, self._is_recording = num_open, owner, False
         stepping, found = tuple(one for one, _ in self._findings), tuple(found for _, found in self._findings)
-        return Trace(loss=sum_of(losses), result=result, stepping=stepping, found_inf=found)
+        return Trace(loss=loss, result=result, stepping=stepping, found_inf=found)
 
     def _abandon(self) -> None:
         """Let a step that could not be recorded leave nothing: its gradients are in no optimizer's hands yet."""
@@ -413,6 +415,8 @@ class TrainStep:
             return None
         for one in stepping:
             self.scaler.unscale_(one)
+        if self._clip_grad_norm is not None and len(stepping) > 1 and self.scaler.is_enabled():
+            self.scaler.skip_together(stepping)
         if correction != 1.0:
             for param in self._params:
                 if param.grad is not None:

@@ -497,3 +497,16 @@ def test_a_state_of_something_else_is_refused(state):
     _, step = weight_and_step()
     with pytest.raises(RecordError, match=r"this is no state_dict\(\) of a TrainStep: it has no optimizers"):
         step.load_state_dict(state)
+
+
+@pytest.mark.parametrize("factor", [INF, float("nan")])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_an_overflow_in_one_of_several_optimizers_clipped_together_spoils_none(factor, steps):
+    first, second = (torch.nn.Parameter(torch.tensor([1.0])) for _ in range(2))
+    optimizers = [torch.optim.SGD([first], lr=1.0), torch.optim.SGD([second], lr=1.0, weight_decay=0.5)]
+    step = TrainStep(optimizers, precision="fp32", loss_scale=dynamic(), clip_grad_norm=1.0, accumulation_steps=steps)
+    for index in range(steps):
+        result = step((first * (factor if not index else 1.0)).sum() + second.sum())
+    assert result.skipped
+    assert (first.item(), second.item()) == (1.0, 1.0)
+    assert step.scaler.get_scale() == 4.0
