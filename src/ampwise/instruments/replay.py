@@ -1,7 +1,7 @@
 """Keeps what a step's forward was given, and runs forward and backward once more under the eyes of an origin finder."""
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from ampwise.compat.operators import AroundOperators, operator_of
 from ampwise.compat.stance import has_dynamo, run_uncompiled
+from ampwise.instruments.again import kept_buffers, kept_random_state, random_state, set_random_state
 from ampwise.instruments.origins import OriginFinder
 from ampwise.interpose.internal import announced
 from ampwise.observe.dtypes import leaf_tensors
@@ -50,7 +51,7 @@ class Replay:
             self.is_complete = False
             return
         self._calls.append(
-            _Call(module=module, args=args, kwargs=kwargs, random=_random_state(), autocast=list(_autocast()))
+            _Call(module=module, args=args, kwargs=kwargs, random=random_state(), autocast=list(_autocast()))
         )
 
     def end(self, module: nn.Module, output: Any) -> None:
@@ -79,7 +80,7 @@ class Replay:
             if has_dynamo():
                 stack.callback(run_uncompiled())
             stack.enter_context(announced())
-            stack.enter_context(_kept_random_state())
+            stack.enter_context(kept_random_state())
             mode = AroundOperators(lambda func, args, kwargs: finder.around(operator_of(func), func, args, kwargs))
             for call in self._calls:
                 _run_again(call, mode)
@@ -88,10 +89,10 @@ class Replay:
 def _run_again(call: _Call, mode: AroundOperators) -> None:
     module = unwrapped(call.module)
     with ExitStack() as stack:
-        stack.enter_context(_kept_buffers(module))
+        stack.enter_context(kept_buffers(module))
         for device, enabled, dtype in call.autocast:
             stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
-        _set_random_state(call.random)
+        set_random_state(call.random)
         stack.enter_context(mode)
         with torch.enable_grad():
             output = module(*call.args, **call.kwargs)
@@ -124,35 +125,3 @@ def _autocast() -> Iterator[tuple[str, bool, torch.dtype]]:
 def _devices() -> list[str]:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return ["cpu"] if accelerator is None else ["cpu", accelerator.type]
-
-
-def _random_state() -> list[torch.Tensor]:
-    on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *on_cuda]
-
-
-def _set_random_state(state: list[torch.Tensor]) -> None:
-    torch.set_rng_state(state[0])
-    if state[1:]:
-        torch.cuda.set_rng_state_all(state[1:])
-
-
-@contextmanager
-def _kept_random_state() -> Generator[None]:
-    state = _random_state()
-    try:
-        yield
-    finally:
-        _set_random_state(state)
-
-
-@contextmanager
-def _kept_buffers(module: nn.Module) -> Generator[None]:
-    """Running statistics must not move twice."""
-    saved = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in saved:
-                buffer.copy_(value)

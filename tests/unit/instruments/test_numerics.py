@@ -360,7 +360,7 @@ def test_no_tensor_is_kept_alive():
 def test_a_thousand_steps_of_a_hundred_modules_fit_in_five_megabytes():
     layers = [(nn.Linear(16, 16), nn.LayerNorm(16)) for _ in range(50)]
     model = nn.Sequential(*(one for pair in layers for one in pair))
-    _, step = training(model, x=randn(0, 8, 16))
+    _, step = training(model, x=randn(0, 8, 16), lr=1e-3)
     record = watched(step, num_steps=20, every=1)
     text = to_json(record)
     assert len(record.tensors) == 100 * 2 + 200 * 3
