@@ -27,6 +27,20 @@ _plan = click.argument("plan", metavar="PLAN")
 _script = click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT [ARGUMENTS]...]")
 
 
+class _ScriptBehindDashes(click.Command):
+    """A command whose last words are a script's, behind ``--``: says so where an option of the script stands before."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(
+                f"No such option: {error.option_name}; a script and its options stand behind --: "
+                f"ampwise plan {self.name} PLAN -- train.py {error.option_name} ...",
+                ctx,
+            ) from None
+
+
 @click.group("plan", short_help="Show, check and compare plans: what runs in which format.")
 def command() -> None:
     """Show, check and compare plans: what a model computes in which format.
@@ -41,7 +55,7 @@ def command() -> None:
     """  # noqa: D301 - click's mark for a block kept as it is
 
 
-@command.command("show")
+@command.command("show", cls=_ScriptBehindDashes)
 @_plan
 @_script
 @module_option
@@ -74,7 +88,7 @@ def show(plan: str, script: tuple[str, ...], *, is_module: bool, as_toml: bool, 
         _warn(found, layout)
 
 
-@command.command("check")
+@command.command("check", cls=_ScriptBehindDashes)
 @_plan
 @_script
 @module_option

@@ -131,7 +131,7 @@ class _Reader:
     def _table(
         self, table: Mapping[str, Any], source: str, *, lines: Sequence[int], folder: Path, above: Sequence[str]
     ) -> _Layer:
-        refusal = _version_refusal(table.get("version"))
+        refusal = _version_refusal(table)
         if refusal is not None:
             return self._refuse(source, refusal)
         mistakes = self._mistakes.setdefault(source, [])
@@ -186,10 +186,14 @@ def _read_rules(given: object, mistakes: list[str], lines: Sequence[int]) -> Ite
     yield from (rule for _, rule in right)
 
 
-def _version_refusal(version: object) -> str | None:
-    """Why a file of this version cannot be read; None where it can."""
+def _version_refusal(table: Mapping[str, Any]) -> str | None:
+    """Why a file of its version cannot be read; None where it can."""
+    version = table.get("version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        said = "has no version" if version is None else f"is of version {inert_line(repr(version), max_length=40)}"
+        rules = table.get(RULES)
+        is_below = isinstance(rules, list) and any("version" in rule for rule in rules if isinstance(rule, dict))
+        none = f"has its version below a [[{RULES}]], as a key of that rule" if is_below else "has no version"
+        said = none if version is None else f"is of version {inert_line(repr(version), max_length=40)}"
         return f"{said}; a plan begins with: version = {VERSION}"
     if version > VERSION:
         return (

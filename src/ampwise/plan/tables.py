@@ -39,7 +39,11 @@ def head_mistakes(table: Mapping[str, Any]) -> Iterator[str]:
 
 def rule_table_mistakes(table: Mapping[str, Any], *, path: str) -> Iterator[str]:
     """What is wrong with one ``[[rule]]``."""
-    yield from _unknown(table, RULE_KEYS, dot=f"{path}.", kind="rule")
+    misplaced = [key for key in table if key in _KEYS and key not in RULE_KEYS]
+    for key in misplaced:
+        yield f"{path}.{key}: is a key of the plan, and has come to stand in a rule; put it above the first [[{RULES}]]"
+    others = {key: value for key, value in table.items() if key not in misplaced}
+    yield from _unknown(others, RULE_KEYS, dot=f"{path}.", kind="rule")
     yield from _not_text({key: value for key, value in table.items() if key in RULE_KEYS}, dot=f"{path}.")
     if "compute" not in table:
         yield f"{path}.compute: is missing; write the format to compute in"

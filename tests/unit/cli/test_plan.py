@@ -127,3 +127,10 @@ def test_torch_is_left_out(plan):
     )
     for arguments in (["show", plan], ["check", plan], ["diff", plan, plan], ["list"]):
         subprocess.run([sys.executable, "-c", code, "plan", *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_an_option_of_the_script_without_dashes_is_told_where_it_belongs(plan):
+    result = ran("show", plan, "train.py", "--lr", "3")
+    assert result.exception.format_message() == (
+        "No such option: --lr; a script and its options stand behind --: ampwise plan show PLAN -- train.py --lr ..."
+    )

@@ -107,6 +107,10 @@ because = "x"
         ("version = ", "the plan is not valid TOML: Invalid value"),
         ("default = 'bf16'", "the plan has no version; a plan begins with: version = 1"),
         ("version = '1'", "the plan is of version '1'; a plan begins with: version = 1"),
+        (
+            "[[rule]]\nversion = 1",
+            "the plan has its version below a [[rule]], as a key of that rule; a plan begins with",
+        ),
         ("version = true", "the plan is of version True; a plan begins with"),
         ("version = 0", "the plan is of version 0; a plan begins with"),
         (
@@ -126,6 +130,10 @@ def test_what_is_no_plan_is_refused_in_one_line(text, said):
     ("text", "said"),
     [
         ("version = 1", 'default: is missing; write the format to compute in, as in default = "bf16"'),
+        (
+            f"{HEAD}[[rule]]\nop = '@'\ncompute = 'fp32'\nlists = 'stock'",
+            "rules[0].lists (line 3): is a key of the plan, and",
+        ),
         (f"{HEAD}rule = 3", "rule: is a number; begin each rule with [[rule]]"),
         (f"{HEAD}[rule]\nop = 'softmax'", "rule: is a table; begin each rule with [[rule]]"),
         (f"{HEAD}rule = [3]", "rule: is a list; begin each rule with [[rule]]"),
