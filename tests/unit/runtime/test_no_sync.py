@@ -47,7 +47,7 @@ def walk(scaler, optimizer_type, *, clip):
 
 
 @pytest.mark.parametrize("clip", [False, True])
-@pytest.mark.parametrize("options", [{}, {"hysteresis": 2}, {"init_scale": 0.25}])
+@pytest.mark.parametrize("options", [{}, {"hysteresis": 2}, {"init_scale": 0.25}, {"loss_scale": "headroom"}])
 def test_a_step_with_a_fused_optimizer_reads_nothing(clip, options):
     result = walk(GradScaler(DEVICE, **options), Fused, clip=clip)
     with pytest.raises(RuntimeError, match="meta"):
@@ -72,6 +72,19 @@ def test_update_after_each_of_two_optimizers_reads_nothing():
         for optimizer in optimizers:
             scaler.step(optimizer)
             scaler.update()
+
+
+def test_named_losses_read_nothing():
+    scaler = GradScaler(DEVICE, loss_scale={"a": "headroom", "b": "rl"})
+    weight = torch.nn.Parameter(torch.ones(2, device=DEVICE))
+    optimizer = Fused([weight], lr=1.0)
+    for _ in range(2):
+        for name in ("a", "b"):
+            scaler.scale(weight.sum(), name).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        scaler.get_scale("a")
 
 
 def test_protecting_buffers_and_remembering_steps_reads_nothing():
