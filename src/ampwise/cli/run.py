@@ -20,11 +20,13 @@ from ampwise._base.text import inert_line
 from ampwise.cli.exits import INTERRUPTED, USAGE, has_syntax_error, say
 from ampwise.cli.options import lists_option, malloc_option, misplaced, module_option, script_words, target_of
 from ampwise.emulate.recipes import get_recipe
+from ampwise.plan.find import find_plan
 from ampwise.plan.presets import get_precision
 from ampwise.records.files import to_plain
 from ampwise.runner.bootstrap import announce, children_environment, own_environment
 from ampwise.runner.failures import describe, missing_cuda, own_place
 from ampwise.runner.launch import run_command
+from ampwise.runner.planned import with_plan
 from ampwise.runner.script import ScriptEnd, Target, run_target, show_error, source_of
 from ampwise.runner.session import Session, session
 from ampwise.runner.spec import LaunchSpec, Lists, Malloc
@@ -101,6 +103,7 @@ class _Voice:
     short_help="Run a training script, unmodified, in mixed precision.",
 )
 @click.option("--precision", metavar="NAME", help="auto (default), fp32, tf32, bf16 or fp16.")
+@click.option("--plan", metavar="PLAN", help="What runs in which format: a plan file, a preset (`ampwise plan list`).")
 @click.option(
     "--emulate",
     metavar="FORMAT",
@@ -120,6 +123,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     \b
     ampwise run train.py --lr 3e-4
     ampwise run --precision bf16 -m package.train
+    ampwise run --plan plan.toml train.py
     ampwise run -- torchrun --nproc-per-node 2 train.py
 
     Options of ampwise stand before SCRIPT; all after it is the script's. The
@@ -141,6 +145,17 @@ def command(words: tuple[str, ...], **options: Any) -> int:
 
 
 def _spec(options: Mapping[str, Any]) -> LaunchSpec:
+    spec = _plain_spec(options)
+    if options["plan"] is None:
+        return spec
+    if options["precision"] is not None:
+        raise UsageError("--plan says the precision already, as its default; leave --precision out")
+    if options["show_code"]:
+        raise UsageError("--show-code shows plain torch, which has no plans; leave out one of it and --plan")
+    return with_plan(spec, find_plan(options["plan"]))
+
+
+def _plain_spec(options: Mapping[str, Any]) -> LaunchSpec:
     precision, device = options["precision"] or "auto", options["device"]
     emulate = get_recipe(options["emulate"]).name if options["emulate"] is not None else None
     if emulate is not None and options["precision"] is not None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampwise.compare.variants import FP32, Variant
+from ampwise.runner.planned import with_plan
 from ampwise.runner.spec import LaunchSpec, Lists, Malloc
 
 _MEMORY_STEP = 5
@@ -47,7 +48,7 @@ class ScheduledRun:
 
     def spec(self, plan: ComparisonPlan) -> LaunchSpec:
         """What the run's process is told."""
-        return LaunchSpec(
+        spec = LaunchSpec(
             precision=self.variant.precision,
             compile=self.variant.compile,
             emulate=self.variant.emulate,
@@ -60,6 +61,7 @@ class ScheduledRun:
             scratch=plan.saved,
             summary=False,
         )
+        return spec if self.variant.plan is None else with_plan(spec, self.variant.plan)
 
 
 def schedule(plan: ComparisonPlan) -> tuple[ScheduledRun, ...]:

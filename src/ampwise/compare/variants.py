@@ -7,6 +7,10 @@ from ampwise._base.errors import AmpwiseError, CannotRunError, UsageError
 from ampwise._base.suggest import not_one_of
 from ampwise._base.text import inert_line
 from ampwise.emulate.recipes import get_recipe
+from ampwise.formats.table import find_format
+from ampwise.plan.file import preset_rows
+from ampwise.plan.find import find_plan
+from ampwise.plan.plan import Plan
 from ampwise.plan.presets import get_precision
 
 _COMPILE = "compile"
@@ -23,11 +27,13 @@ class Variant:
     compile: bool = False
     emulate: str | None = None
     """The format whose hardware the CPU is to have; it is then the precision too."""
+    plan: Plan | None = None
+    """The precision is its default."""
 
     @property
     def is_fp32(self) -> bool:
         """Whether it is the reference that losses are judged by."""
-        return self.precision == "fp32" and not self.compile
+        return self.precision == "fp32" and not self.compile and self.plan is None
 
 
 FP32 = Variant(name="fp32", precision="fp32")
@@ -58,8 +64,17 @@ def parse_variants(text: str, *, emulate: str | None = None) -> tuple[Variant, .
 
 def _parse(name: str) -> Variant:
     precision, is_compiled = _parts(name, example="fp32,auto")
+    if precision != "auto" and find_format(precision) is None and not _is_misspelt(precision):
+        plan = find_plan(name.partition(f"+{_COMPILE}")[0].strip())
+        own = get_precision(plan.default).name
+        return Variant(name=inert_line(name), precision=own, compile=is_compiled, plan=plan)
     known = precision if precision == "auto" else get_precision(precision).name
     return Variant(name=inert_line(name), precision=known, compile=is_compiled)
+
+
+def _is_misspelt(word: str) -> bool:
+    """Whether the word is meant as a precision, and is none; it is no plan's either."""
+    return word not in preset_rows() and not word.endswith(".toml") and "/" not in word
 
 
 def _parse_emulated(name: str) -> Variant:
@@ -83,10 +98,10 @@ def _parts(name: str, *, example: str) -> tuple[str, bool]:
 
 
 def _duplicates(variants: Iterable[Variant]) -> list[UsageError]:
-    seen: dict[tuple[str, bool, str | None], str] = {}
+    seen: dict[tuple[object, ...], str] = {}
     errors: list[UsageError] = []
     for variant in variants:
-        key = (variant.precision, variant.compile, variant.emulate)
+        key = (variant.precision, variant.compile, variant.emulate, variant.plan)
         if key in seen:
             option = "--precision" if variant.emulate is None else "--emulate"
             same = f"{seen[key]} and {variant.name} are the same" if seen[key] != variant.name else variant.name

@@ -11,6 +11,7 @@ from torch._C._dynamo.eval_frame import (
     set_code_exec_strategy,
     set_eval_frame,
 )
+from torch._guards import TracingContext
 from torch.compiler import is_dynamo_compiling
 
 Tracer = Callable[..., Any] | bool | None
@@ -22,8 +23,10 @@ __all__ = [
     "get_tracer",
     "hide_from_dynamo",
     "is_dynamo_compiling",
+    "is_graph",
     "never_compile_alone",
     "set_tracer",
+    "traced_file",
 ]
 
 get_tracer: Callable[[], Tracer] = get_eval_frame_callback
@@ -43,5 +46,16 @@ def hide_from_dynamo(function: Callable[..., Any]) -> None:
 
 def belongs_to_dynamo(frame: FrameType) -> bool:
     """Whether the frame is Dynamo's own, or the code of a graph it made."""
-    in_graph = frame.f_code.co_filename.startswith("<eval_with_key>")
-    return in_graph or str(frame.f_globals.get("__name__", "")).startswith("torch._dynamo")
+    return is_graph(frame) or str(frame.f_globals.get("__name__", "")).startswith("torch._dynamo")
+
+
+def is_graph(frame: FrameType) -> bool:
+    """Whether the frame runs the code of a graph that Dynamo made."""
+    return frame.f_code.co_filename.startswith("<eval_with_key>")
+
+
+def traced_file() -> str | None:
+    """The source file of the code that Dynamo is tracing in this thread; None where it traces none."""
+    context = TracingContext.try_get()
+    stack = TracingContext.extract_stack() if context is not None else None
+    return stack[-1].filename if stack else None

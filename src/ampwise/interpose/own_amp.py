@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from ampwise.compat.autocast import DECORATOR_FRAME, disable, function_entering, is_enabled
-from ampwise.compat.dynamo import belongs_to_dynamo, traced_file
+from ampwise.compat.dynamo import belongs_to_dynamo, is_graph, traced_file
 from ampwise.interpose.caller import callers, is_torch, is_users, module_of, place, place_of, script_place
 from ampwise.interpose.optimizer_step import on_optimizer
 from ampwise.interpose.row import Row
@@ -55,7 +55,7 @@ def on_own_amp(found: Found) -> Undo:
     def entered(proceed: Callable[..., Any], region: torch.autocast, *args: Any, **kwargs: Any) -> Any:
         if is_enabled(region):
             frame = _entering_frame()
-            if frame is not None and not (belongs_to_dynamo(frame) and traced_file() == _OURS):
+            if frame is not None and not _is_plans(frame):
                 found(f"torch.autocast entered {_entered(frame)}", in_dynamo=belongs_to_dynamo(frame))
         return proceed(region, *args, **kwargs)
 
@@ -98,6 +98,11 @@ def _entering_frame() -> FrameType | None:
             # Dynamo enters the script's region on its behalf while it traces it
             return frame if not is_torch(frame) or belongs_to_dynamo(frame) else None
     return None
+
+
+def _is_plans(frame: FrameType) -> bool:
+    """Whether a plan's own region is entered by Dynamo, or one that was looked at when Dynamo traced it."""
+    return is_graph(frame) or (belongs_to_dynamo(frame) and traced_file() == _OURS)
 
 
 def _entered(frame: FrameType) -> str:

@@ -1,6 +1,6 @@
 """Puts a precision into effect for a whole script that knows nothing of it, and takes it back afterwards."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +8,7 @@ import torch
 
 from ampwise.emulate.emulation import emulated
 from ampwise.emulate.recipes import RECIPES
-from ampwise.interpose.cast_lists import use_cuda_lists
+from ampwise.interpose.cast_lists import share_cuda_lists, use_cuda_lists
 from ampwise.interpose.custom_function import functions_in_fp32
 from ampwise.interpose.data import keep_data_out
 from ampwise.interpose.numpy_view import upcast_for_numpy
@@ -23,6 +23,7 @@ from ampwise.runner.sidecar import keep_scale_beside_checkpoints
 from ampwise.runner.spec import Lists
 
 if TYPE_CHECKING:
+    from ampwise.plan.plan import Plan
     from ampwise.runtime.device import Choice
     from ampwise.runtime.loss_scale import LossScale
 
@@ -36,11 +37,16 @@ class Injected:
     def __init__(self) -> None:
         self.left_alone: str | None = None
         """The script's own mixed precision, with its place, where ampwise stepped back for it."""
-        self.notes: list[str] = []
-        """What else the reader should know, each once."""
+        self._notes: list[str] = []
         self.num_steps = 0
         self.num_skipped = 0
         self._scale: Callable[[], float | None] = lambda: None
+        self._rules: Callable[[], Iterable[str]] = tuple
+
+    @property
+    def notes(self) -> list[str]:
+        """What else the reader should know, each once."""
+        return [*self._notes, *self._rules()]
 
     @property
     def scale(self) -> float | None:
@@ -49,13 +55,17 @@ class Injected:
 
     def note(self, text: str) -> None:
         """Add a note, unless it is there."""
-        if text not in self.notes:
-            self.notes.append(text)
+        if text not in self._notes:
+            self._notes.append(text)
 
     def count(self, outcome: StepOutcome) -> None:
         """Count a step."""
         self.num_steps += 1
         self.num_skipped += not bool(outcome.stepped)
+
+    def show_rules(self, rules: Callable[[], Iterable[str]]) -> None:
+        """Take from ``rules`` what a plan's rules held for."""
+        self._rules = rules
 
     def show_scale(self, scale: Callable[[], float | None]) -> None:
         """Take the scale from ``scale`` from now on."""
@@ -64,7 +74,12 @@ class Injected:
 
 @contextmanager
 def inject(
-    *, choice: "Choice", lists: Lists = Lists.CUDA, loss_scale: "LossScale | None" = None, bus: EventBus = BUS
+    *,
+    choice: "Choice",
+    lists: Lists = Lists.CUDA,
+    plan: "Plan | None" = None,
+    loss_scale: "LossScale | None" = None,
+    bus: EventBus = BUS,
 ) -> Generator[Injected]:
     """Let a precision take effect for whatever training loop runs meanwhile, and publish the loop's events.
 
@@ -73,6 +88,7 @@ def inject(
     Args:
         choice: The precision, and on which device.
         lists: Whose cast lists autocast follows.
+        plan: Whose rules hold beside that precision, which is its default.
         loss_scale: fp16's loss scale to start from; None starts torch's dynamic one.
         bus: Where the loop's events go.
     """
@@ -80,7 +96,7 @@ def inject(
     with ExitStack() as stack:
         if choice.emulated:  # outside of all that the script's own mixed precision puts an end to
             stack.enter_context(emulated(choice.precision))
-        effect = _Effect(choice, lists, loss_scale, injected)
+        effect = _Effect(choice, lists, loss_scale, injected, plan)
         stack.callback(bus.subscribe(StepOutcome, injected.count))
         stack.enter_context(LoopWatcher(bus, judge=effect.judge))
         stack.callback(bus.subscribe(StepOutcome, effect.settle))
@@ -94,11 +110,20 @@ def inject(
 class _Effect:
     """The precision's parts, put into effect and taken back together."""
 
-    def __init__(self, choice: "Choice", lists: Lists, loss_scale: "LossScale | None", injected: Injected) -> None:
+    def __init__(
+        self,
+        choice: "Choice",
+        lists: Lists,
+        loss_scale: "LossScale | None",
+        injected: Injected,
+        plan: "Plan | None" = None,
+    ) -> None:
+        self._plan = plan
         self._choice = choice
         self._lists = lists
         self._injected = injected
-        self._scaling = HiddenScale(loss_scale) if choice.precision == "fp16" else None
+        has_fp16 = choice.precision == "fp16" or (plan is not None and any(one.compute == "fp16" for one in plan.rules))
+        self._scaling = HiddenScale(loss_scale) if has_fp16 else None
         self._stack = ExitStack()
 
     def start(self) -> None:
@@ -110,6 +135,10 @@ class _Effect:
             from ampwise.compat.tf32 import tf32_enabled
 
             self._stack.enter_context(tf32_enabled(on=True))
+        if self._scaling is not None:
+            self._start_scaling(self._scaling)
+        if self._plan is not None:
+            self._start_rules(self._plan, torch.device(choice.device).type)
 
     def stop(self) -> None:
         self._stack.close()
@@ -153,8 +182,16 @@ class _Effect:
             pass_to_threads(device_type),
         ):
             stack.callback(undo)
-        if self._scaling is not None:
-            self._start_scaling(self._scaling)
+
+    def _start_rules(self, plan: "Plan", device_type: str) -> None:
+        from ampwise.runner.plan_rules import PlanRules
+
+        if self._lists is Lists.CUDA and any(rule.compute in _DTYPES for rule in plan.rules):
+            self._stack.callback(share_cuda_lists(device_type))  # where the default, being fp32, did not
+        rules = PlanRules(plan, device_type=device_type)
+        self._stack.callback(rules.stop)
+        rules.start()
+        self._injected.show_rules(rules.notes)
 
     def _start_scaling(self, scaling: HiddenScale) -> None:
         self._stack.callback(scaling.stop)

@@ -25,7 +25,7 @@ class CastForward:
         region: The formats of the module and all that runs in it; None leaves it in those around it.
         table: The rules on operators in it; None leaves those around it.
         device_type: Whose autocast, where the arguments of a call do not tell.
-        is_outermost: The region is the plan's first, in which casts of weights are kept.
+        is_outermost: The region is the plan's first, in which casts of weights may be kept.
     """
 
     def __init__(
@@ -89,9 +89,11 @@ class CastForward:
     def _run_low(self, region: Formats, device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         dtype = region.compute
         is_within = torch.is_autocast_enabled(device_type)
-        # the cache of weight casts does not know of dtypes: in a region within another it would hand out the other's
-        is_first = self._is_outermost and (not is_within or torch.get_autocast_dtype(device_type) is dtype)
-        result = call_in_low(device_type, dtype, is_first, self.call, args, kwargs)
+        if is_within and torch.get_autocast_dtype(device_type) is dtype:
+            is_cached = torch.is_autocast_cache_enabled()
+        else:  # the cache does not know of dtypes: in a region within another it would hand out the other's casts
+            is_cached = self._is_outermost and not is_within
+        result = call_in_low(device_type, dtype, is_cached, self.call, args, kwargs)
         # what runs in fp32 around it takes nothing else
         return result if is_within or region.output is not None else widened(result)
 

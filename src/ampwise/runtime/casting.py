@@ -55,7 +55,7 @@ def apply_plan(model: nn.Module, plan: Plan | str) -> Undo:
         device_type = device_type_of_model(model)
         _switch(plan, bound, device_type, stack)
         put(bound, device_type=device_type, stack=stack, outermost=model)
-        for sentence in unmatched(plan, bound.matched, bound.paths):
+        for sentence in unmatched(plan, bound.matches, bound.paths):
             warnings.warn(f"plan: {sentence}", stacklevel=2)
         return once(stack.pop_all().close)
     raise AssertionError  # no ExitStack swallows an exception that nothing in it swallows

@@ -13,7 +13,7 @@ from torch import nn
 from ampwise._base.errors import AmpwiseError, CannotRunError, PlanError
 from ampwise._base.suggest import closest
 from ampwise._base.text import inert_line
-from ampwise.plan.patterns import covers
+from ampwise.plan.patterns import covers, is_match
 from ampwise.plan.plan import Plan, Resolved, Rule
 from ampwise.runtime.cast_values import DTYPES, LOW
 from ampwise.runtime.op_rules import Entries, Formats, OpTable, is_known, table_of
@@ -39,8 +39,8 @@ class Bound:
     """A plan as it is for one model."""
 
     places: tuple[Place, ...]
-    matched: frozenset[int]
-    """Which of the plan's rules hold somewhere in it."""
+    matches: Mapping[int, tuple[str, ...]]
+    """For each of the plan's rules that holds somewhere in it: the modules that the rule itself means."""
     paths: tuple[str, ...]
     """Of all modules, as rules may name them."""
 
@@ -68,8 +68,12 @@ def bind(model: nn.Module, plan: Plan, *, prefix: str = "", root: str = "", with
         for raw, module in tree.firsts()
         if id(module) in regions or id(module) in tables
     )
-    matched = {index for indices in held.values() for index in indices if _is_possible(plan.rules[index])}
-    return Bound(places=places, matched=frozenset(matched), paths=tuple(tree.paths.values()))
+    holding = {index for indices in held.values() for index in indices if _is_possible(plan.rules[index])}
+    return Bound(
+        places=places,
+        matches={index: tuple(_meant(plan.rules[index], held, root=root)) for index in sorted(holding)},
+        paths=tuple(tree.paths.values()),
+    )
 
 
 def unmatched(plan: Plan, matched: Iterable[int], paths: Sequence[str]) -> Iterator[str]:
@@ -81,7 +85,7 @@ def unmatched(plan: Plan, matched: Iterable[int], paths: Sequence[str]) -> Itera
             yield f'rules[{index}].op: "{name}" is no operator registered with torch: the rule has no effect'
             continue
         pattern = rule.module or ""
-        near = closest(pattern, [*paths, *dict.fromkeys(map(_generalised, paths))])
+        near = _nearest(pattern, paths)
         hint = f'; did you mean "{near}"?' if near else ""
         yield f'rules[{index}].module: "{inert_line(pattern, max_length=60)}" matches no module{hint}'
 
@@ -123,6 +127,12 @@ def _holding(plan: Plan, path: str, *, root: str) -> tuple[int, ...]:
     )
 
 
+def _meant(rule: Rule, paths: Iterable[str], *, root: str) -> Iterator[str]:
+    """The modules that the rule names, without those that are only in them."""
+    if rule.module is not None:
+        yield from (path for path in paths if is_match(rule.module, path, root=root))
+
+
 def _regions(tree: _Tree, plan: Plan, held: Mapping[str, tuple[int, ...]], *, with_default: bool) -> dict[int, Formats]:
     """Where a region begins: a module whose rule is not that of its caller."""
     deciding = {path: _deciding(plan, indices) for path, indices in held.items()}
@@ -134,8 +144,8 @@ def _regions(tree: _Tree, plan: Plan, held: Mapping[str, tuple[int, ...]], *, wi
             continue
         _check_parameters(module, tree.paths[raw], mine.compute)
         above = deciding[tree.paths[caller]] if caller is not None else None
-        begins = with_default or mine.index is not None if above is None else _differs(mine, above)
-        if begins:
+        is_own = with_default or mine.index is not None or (mine.output or mine.grad) is not None
+        if is_own if above is None else _differs(mine, above):
             _check_region(module, tree.paths[raw], mine, plan)
             _add_once(found, module, tree.paths[raw], mine)
     return {key: _formats(resolved, plan) for key, (_, resolved) in found.items()}
@@ -300,6 +310,13 @@ def _joined(prefix: str, path: str) -> str:
     return ".".join(part for part in (prefix, path) if part)
 
 
-def _generalised(path: str) -> str:
-    """``layers.3.wo`` as a glob over its kind: ``layers.*.wo``."""
-    return ".".join("*" if part.isdecimal() else part for part in path.split("."))
+def _nearest(pattern: str, paths: Sequence[str]) -> str | None:
+    """The pattern with one of its words spelt as a module is, if it then matches; else the path most like it."""
+    words = {word for path in paths for word in path.split(".") if not word.isdecimal()}
+    parts = pattern.split(".")
+    for index in reversed(range(len(parts))):
+        near = closest(parts[index], words) if "*" not in parts[index] else None
+        candidate = ".".join([*parts[:index], near or "", *parts[index + 1 :]])
+        if near is not None and any(is_match(candidate, path) for path in paths):
+            return candidate
+    return closest(pattern, paths)

@@ -44,3 +44,16 @@ def test_a_format_without_autocast_cannot_run():
 
 def test_a_precision_with_and_without_compile_are_two_variants():
     assert len(parse_variants("bf16,bf16+compile")) == 2
+
+
+def test_a_plan_is_a_variant(tmp_path):
+    path = tmp_path / "Plan.toml"
+    path.write_text('version = 1\ndefault = "fp16"\n[[rule]]\nmodule = "wo"\ncompute = "fp32"\n')
+    plain, planned, compiled, preset = parse_variants(f"fp16,{path},{path}+compile,t5")
+    assert plain.plan is None
+    assert (planned.precision, planned.compile, planned.plan.rules[0].module) == ("fp16", False, "wo")
+    assert compiled.compile
+    assert preset.plan.rules
+    assert not preset.is_fp32
+    with pytest.raises(UsageError, match=r"nope\.toml does not exist"):
+        parse_variants("fp32,nope.toml")

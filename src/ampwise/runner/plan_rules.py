@@ -1,0 +1,93 @@
+"""Puts a plan's rules into effect in a script that knows nothing of it: on each model, before its first forward."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+from weakref import WeakSet
+
+from torch import nn
+
+from ampwise._base.errors import AmpwiseError
+from ampwise._base.text import inert_line
+from ampwise.compat.modules import is_replica
+from ampwise.interpose.module_call import MODULE_CALL
+from ampwise.interpose.seam import intercept
+from ampwise.observe.modules import ModuleNames
+from ampwise.plan.plan import Plan
+from ampwise.runner.script import RefusedRun
+from ampwise.runtime.cast_forward import cast_forward_of
+from ampwise.runtime.casting import put
+from ampwise.runtime.plan_places import bind, unmatched
+
+_NUM_NAMED = 3
+"""Modules that a line names before it only counts."""
+
+
+class PlanRules:
+    """A plan's rules on whatever modules a script calls; the plan's default is not their business.
+
+    Args:
+        plan: Whose rules.
+        device_type: Whose autocast.
+    """
+
+    def __init__(self, plan: Plan, *, device_type: str) -> None:
+        self._plan = plan
+        self._device_type = device_type
+        self._names = ModuleNames()
+        self._known: WeakSet[nn.Module] = WeakSet()
+        self._stack = ExitStack()
+        self._matches: dict[int, dict[str, None]] = {}
+        self._paths: dict[str, None] = {}
+
+    def start(self) -> None:
+        """Bind each model from now on when it is first called."""
+        if self._plan.rules or (self._plan.output or self._plan.grad) is not None:
+            self._stack.callback(intercept(MODULE_CALL, self._around_call))
+
+    def stop(self) -> None:
+        """Leave the modules as they were. May be called more than once."""
+        self._stack.close()
+
+    def notes(self) -> Iterator[str]:
+        """What each rule held for, and which held for nothing."""
+        if not self._paths:
+            return
+        for index, paths in sorted(self._matches.items()):
+            rule = self._plan.rules[index]
+            yield f"plan: rules[{index}], {rule.formats()} for {rule.place()}: {_shown([*paths])}"
+        for sentence in unmatched(self._plan, self._matches, [*self._paths]):
+            yield f"plan: {sentence}"
+
+    def _around_call(self, proceed: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        if module not in self._known and not is_replica(module):
+            try:
+                self._bind(module)
+            except AmpwiseError as error:
+                raise RefusedRun(error) from error
+        return proceed(module, *args, **kwargs)
+
+    def _bind(self, module: nn.Module) -> None:
+        name = self._names.name_of(module)
+        bound = bind(
+            module,
+            self._plan,
+            prefix=name.inner if name else "",
+            root=name.root.name if name else "",
+            with_default=False,
+        )
+        free = tuple(place for place in bound.places if cast_forward_of(place.module) is None)
+        put(replace(bound, places=free), device_type=self._device_type, stack=self._stack)
+        self._known.update(module.modules())
+        self._paths.update(dict.fromkeys(bound.paths))
+        for index, paths in bound.matches.items():
+            self._matches.setdefault(index, {}).update(dict.fromkeys(paths))
+
+
+def _shown(paths: list[str]) -> str:
+    if not paths:
+        return "in every module"
+    names = ", ".join(inert_line(path or "the model itself", max_length=60) for path in paths[:_NUM_NAMED])
+    more = f" and {len(paths) - _NUM_NAMED} more" if len(paths) > _NUM_NAMED else ""
+    return f"{names}{more}"

@@ -1,0 +1,145 @@
+"""A plan's rules in a script that knows nothing of them."""
+
+import pytest
+import torch
+from torch import nn
+
+from ampwise.plan.plan import Plan, Rule
+from ampwise.runner.inject import inject
+from ampwise.runner.script import RefusedRun
+from ampwise.runner.spec import Lists
+from ampwise.runtime.cast_forward import cast_forward_of
+from ampwise.runtime.device import Choice
+
+BF16 = torch.bfloat16
+
+
+class Layer(nn.Linear):
+    def forward(self, x):
+        out = super().forward(x)
+        self.seen = x.dtype, out.dtype, torch.softmax(out.bfloat16(), -1).dtype
+        return out
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(Layer(4, 4), Layer(4, 4))
+        self.wo = Layer(4, 4)
+
+    def forward(self, x):
+        return self.wo(self.encode(x))
+
+    def encode(self, x):
+        return self.encoder(x)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+
+
+def running(*rules, default="bf16", **options):
+    plan = Plan(default=default, rules=tuple(Rule(**rule) for rule in rules), lists=Lists.STOCK, **options)
+    choice = Choice(precision=default, reason="asked for", slow_factor=None, device="cpu")
+    return inject(choice=choice, lists=Lists.STOCK, plan=plan)
+
+
+def test_rules_hold_before_the_first_forward_and_go_with_the_run(x):
+    model = Model()
+    with running({"module": "wo", "compute": "fp32"}) as injected:
+        model(x)
+        assert model.wo.seen[:2] == (torch.float32, torch.float32)
+        assert model.encoder[0].seen[1] is BF16
+    assert injected.notes == ["plan: rules[0], fp32 for wo: wo"]
+    assert all(cast_forward_of(module) is None for module in model.modules())
+
+
+def test_a_part_that_is_called_by_itself_goes_by_its_path_in_the_model(x):
+    model = Model()
+    with running({"module": "encoder.1", "compute": "fp32"}) as injected:
+        model.encode(x)
+        model(x)
+        assert model.encoder[0].seen[1] is BF16
+        assert model.encoder[1].seen[1] is torch.float32
+    assert injected.notes == ["plan: rules[0], fp32 for encoder.1: encoder.1"]
+
+
+def test_of_several_models_each_may_be_named(x):
+    generator, critic = Model(), Model()
+    with running({"module": "critic.wo", "compute": "fp32"}) as injected:
+        critic(generator(x))
+        assert (generator.wo.seen[1], critic.wo.seen[1]) == (BF16, torch.float32)
+    assert len(injected.notes) == 1
+
+
+def test_a_low_rule_in_an_fp32_run(x):
+    model = Model()
+    with running({"module": "encoder", "compute": "bf16"}, default="fp32"):
+        out = model(x)
+        assert model.encoder[1].seen[1] is BF16
+        assert model.wo.seen[:2] == (torch.float32, torch.float32)
+        out.sum().backward()
+
+
+def test_a_rule_that_computes_in_fp16_gets_a_loss_scale(x):
+    with running({"module": "encoder", "compute": "fp16"}, default="fp32") as injected:
+        assert injected.scale == 65536
+
+
+def test_the_models_output_is_cast_where_the_plan_says(x):
+    model = Model()
+    with running(default="bf16", output="fp32"):
+        assert model(x).dtype is torch.float32
+
+
+def test_operators_have_rules_of_their_own(x):
+    model = Model()
+    with running({"op": "softmax", "compute": "fp32"}, {"module": "encoder.0", "compute": "bf16"}) as injected:
+        model(x)
+        assert [layer.seen[2] for layer in (*model.encoder, model.wo)] == [BF16, torch.float32, torch.float32]
+    assert injected.notes[0] == "plan: rules[0], fp32 for softmax: in every module"
+
+
+def test_a_rule_that_held_for_nothing_is_told_with_the_nearest_name(x):
+    with running({"module": "*.w0", "compute": "fp32"}, {"module": "encode.0", "compute": "fp32"}) as injected:
+        nn.Sequential(Model())(x)
+    assert injected.notes == [
+        'plan: rules[0].module: "*.w0" matches no module; did you mean "*.wo"?',
+        'plan: rules[1].module: "encode.0" matches no module; did you mean "0.encoder.0"?',
+    ]
+
+
+def test_the_scripts_own_mixed_precision_ends_the_rules(x):
+    model = Model()
+    with running({"module": "wo", "compute": "fp32"}) as injected:
+        model(x)
+        with torch.autocast("cpu", BF16):
+            model(x)
+        assert model.wo.seen[1] is BF16
+        assert injected.left_alone is not None
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_regions_in_compiled_code_are_not_taken_for_the_scripts_own(backend, x):
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    rules = {"module": "1", "compute": "fp32"}, {"module": "1.1", "compute": "bf16"}
+    with running(*rules) as injected:
+        expected = model(x)
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        assert torch.equal(compiled(x), expected)
+        compiled(x).sum().backward()
+    assert injected.left_alone is None
+
+
+def test_what_cannot_be_done_ends_the_run(x):
+    def script():
+        try:
+            Model()(x)
+        except Exception:  # noqa: BLE001 - as a script may
+            return
+
+    with running({"module": "wo", "compute": "fp8_e4m3"}), pytest.raises(RefusedRun) as refused:
+        script()
+    assert "rules[0].compute" in str(refused.value.error)
