@@ -46,11 +46,11 @@ def batches():
         yield torch.randn(8, 4, generator=generator) * (float("inf") if index in OVERFLOWS else 1.0)
 
 
-def traced(monkeypatch, *, clip, hysteresis=1):
+def traced(monkeypatch, *, clip, hysteresis=1, loss_scale=None):
     """The graph of a step on the meta device, and the tensors that live from one step to the next."""
     monkeypatch.setattr("ampwise.runtime.step.choose_precision", lambda *_, **__: SimpleNamespace(precision="fp16"))
     net = model("meta")
-    scale = DynamicLossScale(**SCALE, hysteresis=hysteresis)
+    scale = loss_scale or DynamicLossScale(**SCALE, hysteresis=hysteresis)
     step = TrainStep(Fused(net.parameters()), modules=net, clip_grad_norm=clip, loss_scale=scale)
     step._regime = Regime(precision="fp32", device_type="cpu")  # torch has no autocast for the meta device
 
@@ -103,6 +103,11 @@ def test_no_node_of_the_step_reads_a_number(monkeypatch, clip, hysteresis):
     called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
     assert len(called) > 80
     assert READS.isdisjoint(called)
+
+
+def test_headroom_reads_no_number(monkeypatch):
+    graph, _ = traced(monkeypatch, clip=0.5, loss_scale="headroom")
+    assert READS.isdisjoint(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
