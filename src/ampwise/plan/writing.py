@@ -31,6 +31,11 @@ def to_toml(plan: Plan) -> str:
     return "\n".join([_edited("", _heads(plan)), *(_rule_text(rule) for rule in plan.rules)])
 
 
+def rule_to_toml(rule: Rule) -> str:
+    """The rule alone, as it stands in a plan file."""
+    return _rule_text(rule)
+
+
 def update_toml(text: str, plan: Plan) -> str:
     """The text of a plan file, changed to hold ``plan``.
 

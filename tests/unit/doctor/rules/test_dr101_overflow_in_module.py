@@ -1,0 +1,72 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+import recordings
+from ampwise.doctor.case import Case
+from ampwise.doctor.rules.dr101_overflow_in_module import RULE
+from ampwise.plan.file import parse_plan
+from ampwise.records.nonfinite import FoundBy, NonFiniteKind, NonFiniteRecord, Operand, Origin
+from ampwise.records.run import Role
+from ampwise.records.site import Phase, Site
+
+SITE = Site(phase=Phase.FORWARD, module="layers.1.wo", op="aten.mm", file="model.py", line=41)
+ORIGIN = Origin(
+    step=3,
+    kind=NonFiniteKind.INF,
+    site=SITE,
+    found_by=FoundBy.TRACE,
+    inputs=(
+        Operand(dtype="fp16", shape=(8, 64), minimum=-811.0, maximum=812.0),
+        Operand(dtype="fp16", shape=(64, 64), minimum=-97.0, maximum=95.0),
+    ),
+    output=Operand(dtype="fp16", shape=(8, 64), minimum=-6e4, maximum=6.1e4, num_infinite=12),
+)
+FP16 = recordings.run("fp16", "fp16", role=Role.WATCHED, num_steps=20)
+
+
+def case(*origins, reruns=()):
+    seen = NonFiniteRecord(num_steps=4, origins=tuple(origins))
+    return Case(recordings.recording([replace(FP16, nonfinite=seen), *reruns], []))
+
+
+def test_the_operator_its_ranges_and_the_rule_are_named():
+    (finding,) = RULE.check(case(ORIGIN))
+    assert finding.message == "The result of aten.mm in layers.1.wo overflows fp16. fp16 ends at 65504."
+    assert finding.site == SITE
+    assert "step 3: inputs fp16 8x64 up to 812; fp16 64x64 up to 97, its fp16 result holds 12 inf" in finding.evidence
+    plan = parse_plan(f'version = 1\ndefault = "fp16"\n{finding.plan_rule}')
+    assert [(rule.module, rule.compute) for rule in plan.rules] == [("layers.1.wo", "fp32")]
+
+
+def test_what_removed_the_fault_is_told():
+    broken = recordings.run("fp16", "fp16", role=Role.UNSCALED, steps=recordings.steps([1.0, math.nan], 5.0, 0))
+    cured = recordings.run("fp16", "fp16", role=Role.RESCUED)
+    (finding,) = RULE.check(case(ORIGIN, reruns=(broken, cured)))
+    assert "with the suspected modules in fp32 it is gone; without the loss scale it stays" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        replace(ORIGIN, kind=NonFiniteKind.NAN),
+        replace(ORIGIN, site=replace(SITE, phase=Phase.BACKWARD)),
+        replace(ORIGIN, output=replace(ORIGIN.output, dtype="bf16")),
+        replace(ORIGIN, vanished=SITE),
+    ],
+    ids=["nan", "backward", "wide format", "vanished"],
+)
+def test_faults_of_other_kinds_are_left_to_their_rules(origin):
+    assert list(RULE.check(case(origin))) == []
+
+
+def test_a_trace_is_believed_before_the_watched_run():
+    guessed = replace(ORIGIN, site=Site(phase=Phase.FORWARD, op="aten.add"))
+    traced = replace(FP16, role=Role.TRACED, nonfinite=NonFiniteRecord(num_steps=4, origins=(ORIGIN,)))
+    assert [one.site for one in RULE.check(case(guessed, reruns=(traced,)))] == [SITE]
+
+
+def test_a_healthy_run_is_reassured_only_where_somebody_looked():
+    assert list(RULE.reassure(case())) == ["no loss, gradient or weight was infinite or NaN in 4 steps"]
+    assert list(RULE.reassure(Case(recordings.recording([FP16], [])))) == []
