@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ampwise._base.errors import AmpwiseError, CannotRunError, PlanError, RecordError, UsageError
     from ampwise.emulate.emulation import emulated
     from ampwise.emulate.rounding import round_to
+    from ampwise.instruments.record_casts import record_casts
     from ampwise.plan.file import load_plan
     from ampwise.plan.plan import Plan, Rule
     from ampwise.plan.writing import save_plan
@@ -41,6 +42,7 @@ _HOMES = {
     "custom_fwd": "ampwise.runtime.custom_function",
     "load_checkpoint": "ampwise.runtime.checkpoint",
     "plan_in_effect": "ampwise.runtime.casting",
+    "record_casts": "ampwise.instruments.record_casts",
     "save_checkpoint": "ampwise.runtime.checkpoint",
     "GradScaler": "ampwise.runtime.scaler",
     "TrainStep": "ampwise.runtime.step",
@@ -65,6 +67,7 @@ __all__ = [
     "load_checkpoint",
     "load_plan",
     "plan_in_effect",
+    "record_casts",
     "round_to",
     "save_checkpoint",
     "save_plan",

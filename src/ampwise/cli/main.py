@@ -14,6 +14,7 @@ _COMMANDS = {
     "doctor": "Say why a training gives NaN, no speed-up or no memory.",
     "lint": "Find mixed-precision mistakes in source, without running it.",
     "plan": "Show, check and compare plans: what runs in which format.",
+    "casts": "Show what a script computes in which format, and its casts.",
     "report": "Render a saved recording again.",
     "info": "Say what this machine can do and which precision to use.",
     "explain": "Explain a format, a number in each format, or an operator.",

@@ -135,6 +135,11 @@ class EventBus:
 
         return undo
 
+    @property
+    def is_supplied(self) -> bool:
+        """Whether somebody looks for a loop's events by now: a second one would tell of each twice."""
+        return bool(self._suppliers)
+
     def publish(self, event: LoopEvent) -> None:
         """Hand ``event`` to every listener of its kind."""
         for listener in self._listeners.get(type(event), ()):

@@ -45,7 +45,8 @@ def _syncs(bus: EventBus, _: LaunchSpec, stack: ModuleStack) -> Instrument:
 def _casts(bus: EventBus, spec: LaunchSpec, stack: ModuleStack) -> Instrument:
     from ampwise.instruments.casts import CastWatch
 
-    return CastWatch(bus, steps=(1, 2) if spec.instruments == ("casts",) else (3, 4), stack=stack)
+    alone = range(1 if spec.stop_after != 1 else 0, spec.stop_after or 3)
+    return CastWatch(bus, steps=alone if spec.instruments == ("casts",) else (3, 4), stack=stack)
 
 
 def _memory(bus: EventBus, _: LaunchSpec, stack: ModuleStack) -> Instrument:
