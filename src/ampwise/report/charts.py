@@ -1,4 +1,4 @@
-"""A recording's three charts, as the figures plotly's own script draws.
+"""A recording's charts, as the figures plotly's own script draws.
 
 A figure is plotly's JSON (``data`` and ``layout``); plotly's Python classes would only spell the same at ten times
 the import's cost. Colours of axes and text are the page's, so that a figure follows its light and dark modes.
@@ -50,6 +50,30 @@ def loss_curves(recording: Recording) -> Figure | None:
         data.extend(_marks(steps, look, top))
         named.add(run.variant)
     return {"data": data, "layout": _layout(x="optimizer step", y="loss", y_axis=_loss_axis(finite), height=400)}
+
+
+def scale_curves(recording: Recording) -> Figure | None:
+    """Loss scale over steps, on a logarithmic axis of base 2; None where no step had one.
+
+    One stepped line a run and optimizer; a skipped step is a triangle at the scale that was too large for it.
+    """
+    curves = [
+        (run, steps) for run in recording.runs for steps in _by_optimizer(run) if any(step.scale for step in steps)
+    ]
+    if not curves:
+        return None
+    looks, named = _looks(recording), set[str]()
+    data: list[Figure] = []
+    for run, steps in curves:
+        look = looks[run.variant]
+        data.append({**_scale_line(run, steps, look), "showlegend": run.variant not in named})
+        skipped = [
+            (step.index, math.log2(step.scale), f"{step.scale:g}") for step in steps if step.skipped and step.scale
+        ]
+        data.extend(_points(skipped, look, "triangle-down", 9, "step %{x} skipped at loss scale %{text}"))
+        named.add(run.variant)
+    axis = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "tickformat": "d"}
+    return {"data": data, "layout": _layout(x="optimizer step", y="loss scale", y_axis=axis, height=300)}
 
 
 def step_times(recording: Recording) -> Figure | None:
@@ -163,6 +187,16 @@ def _line(run: RunRecord, steps: Sequence[StepRecord], look: _Look) -> Figure:
     }
 
 
+def _scale_line(run: RunRecord, steps: Sequence[StepRecord], look: _Look) -> Figure:
+    line = _line(run, steps, look)
+    line["mode"] = "lines"
+    line["line"]["shape"] = "hv"
+    line["y"] = [math.log2(step.scale) if step.scale else None for step in steps]
+    line["text"] = [f"{step.scale:g}" if step.scale else None for step in steps]
+    line["hovertemplate"] = f"step %{{x}}: loss scale %{{text}}{_which(run, steps[0])}"
+    return line
+
+
 def _which(run: RunRecord, step: StepRecord) -> str:
     """What the hover adds where a variant has several lines."""
     repeat = f", run {run.repeat + 1}" if run.repeat else ""
@@ -170,24 +204,28 @@ def _which(run: RunRecord, step: StepRecord) -> str:
 
 
 def _marks(steps: Sequence[StepRecord], look: _Look, top: float) -> Iterator[Figure]:
-    gaps, skipped = list(_gaps(steps, top)), list(_skips(steps, top))
-    for points, symbol, size, template in (
-        (gaps, "x", 12, "loss is %{text} from step %{x} on"),
-        (skipped, "triangle-down", 9, "step %{x} skipped: gradients not finite"),
-    ):
-        if points:
-            yield {
-                "type": "scatter",
-                "mode": "markers",
-                "name": look.label,
-                "legendgroup": look.label,
-                "showlegend": False,
-                "x": [x for x, _, _ in points],
-                "y": [_short(y) for _, y, _ in points],
-                "text": [text for _, _, text in points],
-                "marker": {"symbol": symbol, "size": size, "color": look.colour, "line": _OUTLINE},
-                "hovertemplate": template,
-            }
+    yield from _points(list(_gaps(steps, top)), look, "x", 12, "loss is %{text} from step %{x} on")
+    skipped = list(_skips(steps, top))
+    yield from _points(skipped, look, "triangle-down", 9, "step %{x} skipped: gradients not finite")
+
+
+def _points(
+    points: Sequence[tuple[int, float, str]], look: _Look, symbol: str, size: int, template: str
+) -> Iterator[Figure]:
+    """One trace of marks at (x, y) with their texts; none where there are no points."""
+    if points:
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "name": look.label,
+            "legendgroup": look.label,
+            "showlegend": False,
+            "x": [x for x, _, _ in points],
+            "y": [_short(y) for _, y, _ in points],
+            "text": [text for _, _, text in points],
+            "marker": {"symbol": symbol, "size": size, "color": look.colour, "line": _OUTLINE},
+            "hovertemplate": template,
+        }
 
 
 def _gaps(steps: Iterable[StepRecord], top: float) -> Iterator[tuple[int, float, str]]:

@@ -33,7 +33,7 @@ class _Chart:
 
 
 def render_html(recording: Recording) -> str:
-    """The report as one page: the outcome in words, the table, three charts, the machine, the script's errors.
+    """The report as one page: the outcome in words, the table, the charts, the machine, the script's errors.
 
     Every text that a user or a script chose is escaped and stripped of control characters; the page's policy
     forbids the network and any script but its own two, by their hashes.
@@ -119,6 +119,12 @@ def _charts(recording: Recording) -> tuple[_Chart, ...]:
             title="Loss",
             caption=" ".join(text for text, is_shown in lines.items() if is_shown),
             figure=charts.loss_curves(recording),
+        ),
+        _Chart(
+            name="scale",
+            title="Loss scale",
+            caption="What the loss was multiplied by. A triangle marks a step that was skipped at that scale.",
+            figure=charts.scale_curves(recording),
         ),
         _Chart(
             name="time",

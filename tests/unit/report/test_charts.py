@@ -9,7 +9,7 @@ import pytest
 from ampwise.records.run import RunEnd
 from ampwise.report import charts
 
-FIGURES = (charts.loss_curves, charts.step_times, charts.peak_memory)
+FIGURES = (charts.loss_curves, charts.scale_curves, charts.step_times, charts.peak_memory)
 
 
 @pytest.mark.parametrize("draw", FIGURES)
@@ -70,6 +70,20 @@ def test_a_skipped_step_is_a_triangle(made):
     assert charts.has_marks(made.skipping()) == (False, True)
     assert charts.has_marks(made.diverged()) == (True, True)
     assert charts.has_marks(made.normal()) == (False, False)
+
+
+def test_the_scale_is_a_stepped_line_with_a_triangle_where_it_was_too_large(made):
+    line, triangle = charts.scale_curves(made.skipping())["data"]
+    assert (line["name"], line["line"]["shape"]) == ("fp16", "hv")
+    assert line["y"][:5] == [24, 23, 22, 21, 21]
+    assert line["text"][0] == "1.67772e+07"
+    assert (triangle["x"], triangle["y"]) == ([0, 1, 2, 24], [24, 23, 22, 21])
+    assert triangle["marker"]["symbol"] == "triangle-down"
+
+
+def test_runs_without_a_loss_scale_have_no_chart_of_it(made):
+    runs = [run for run in made.normal().runs if run.final_scale is None]
+    assert charts.scale_curves(made.recording(runs, [])) is None
 
 
 def test_two_optimizers_are_two_lines(made):

@@ -71,7 +71,7 @@ def test_the_scripts_errors_are_told(pages):
     assert 'but got Float and BFloat16 File "model.py", line 41' in text
 
 
-@pytest.mark.parametrize(("name", "count"), [("normal", 3), ("out_of_memory", 3), ("empty", 0)])
+@pytest.mark.parametrize(("name", "count"), [("normal", 3), ("out_of_memory", 4), ("empty", 0)])
 def test_what_was_measured_is_drawn(pages, name, count):
     places = [attrs["data-figure"] for tag, attrs in pages[name].tags if "data-figure" in attrs]
     assert len(places) == count
