@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ampwise.runtime.casting import apply_plan, plan_in_effect
     from ampwise.runtime.checkpoint import load_checkpoint, save_checkpoint
     from ampwise.runtime.custom_function import custom_bwd, custom_fwd
+    from ampwise.runtime.headroom import HeadroomLossScale
+    from ampwise.runtime.loss_scale import DynamicLossScale, StaticLossScale
+    from ampwise.runtime.overflow import LossScaleWarning
     from ampwise.runtime.scaler import GradScaler
     from ampwise.runtime.step import TrainStep
 
@@ -44,18 +47,26 @@ _HOMES = {
     "plan_in_effect": "ampwise.runtime.casting",
     "record_casts": "ampwise.instruments.record_casts",
     "save_checkpoint": "ampwise.runtime.checkpoint",
+    "DynamicLossScale": "ampwise.runtime.loss_scale",
     "GradScaler": "ampwise.runtime.scaler",
+    "HeadroomLossScale": "ampwise.runtime.headroom",
+    "LossScaleWarning": "ampwise.runtime.overflow",
+    "StaticLossScale": "ampwise.runtime.loss_scale",
     "TrainStep": "ampwise.runtime.step",
 }
 
 __all__ = [
     "AmpwiseError",
     "CannotRunError",
+    "DynamicLossScale",
     "GradScaler",
+    "HeadroomLossScale",
+    "LossScaleWarning",
     "Plan",
     "PlanError",
     "RecordError",
     "Rule",
+    "StaticLossScale",
     "TrainStep",
     "UsageError",
     "__version__",

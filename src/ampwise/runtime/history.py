@@ -46,10 +46,9 @@ class HistoryRing:
         if self._ring is None or self._ring.device != scale.device:
             self._ring, self.num_steps = torch.zeros(NUM_KEPT, 5, device=scale.device), 0
         row = self._ring[self.num_steps % NUM_KEPT]
-        for place, value in enumerate((scale, found_inf, grad_norm, *(shares or (None, None)))):
-            if value is None:
-                row[place].fill_(math.nan)
-            else:
+        row.fill_(math.nan)
+        for place, value in enumerate((scale, found_inf, grad_norm, *(shares or ()))):
+            if value is not None:
                 row[place].copy_(value.detach(), non_blocking=True)
         self.num_steps += 1
 
