@@ -1,7 +1,6 @@
 """Runs a script in a process of its own and brings its record home, however it ends."""
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -11,19 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from ampwise._base.errors import RecordError
-from ampwise._base.text import inert
 from ampwise.records.files import load
 from ampwise.records.run import Failure, RunEnd, RunRecord
 from ampwise.runner.bootstrap import own_environment, plain_environment
 from ampwise.runner.changes import tracker_environment
 from ampwise.runner.malloc import children_environment
+from ampwise.runner.process import last_lines, running
 from ampwise.runner.script import Target
 from ampwise.runner.spec import LaunchSpec
 from ampwise.runner.worker import order_to_json
 
 _POLL_S = 0.05
-_GRACE_S = 3.0
-_TAIL_BYTES, _TAIL_LINES = 8_192, 12
 
 
 def run_child(
@@ -51,22 +48,10 @@ def run_child(
     with tempfile.TemporaryDirectory(prefix="ampwise-") as folder:
         full = _complete(spec, Path(folder))
         kept = Path(folder if output is None else output)
-        kept.mkdir(parents=True, exist_ok=True)
-        with Path(kept, "stdout").open("wb") as stdout, Path(kept, "stderr").open("wb") as stderr:
-            process = subprocess.Popen(  # noqa: S603 - our own command
-                [sys.executable, "-m", "ampwise.runner.worker", order_to_json(target, full)],
-                env=_environment(full, own_environment()),
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                process_group=0,
-            )
-        try:
+        command = [sys.executable, "-m", "ampwise.runner.worker", order_to_json(target, full)]
+        with running(command, env=_environment(full, own_environment()), cwd=cwd, output=kept) as process:
             _follow(process, Path(str(full.progress)), on_step)
-        finally:
-            _end_group(process)
-        return _record(full, process.returncode, stderr=_tail(Path(kept, "stderr")))
+        return _record(full, process.returncode, stderr=last_lines(kept))
 
 
 def _complete(spec: LaunchSpec, folder: Path) -> LaunchSpec:
@@ -116,21 +101,6 @@ def _num_steps(progress: Path, before: int) -> int:
     return int(lines[-2]) if len(lines) > 1 and lines[-2].isdigit() else before
 
 
-def _end_group(process: "subprocess.Popen[bytes]") -> None:
-    """End the process, and what it started and left running."""
-    if process.poll() is None:
-        _signal_group(process, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
-    _signal_group(process, signal.SIGKILL)
-    process.wait()
-
-
-def _signal_group(process: "subprocess.Popen[bytes]", number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
-
-
 def _record(spec: LaunchSpec, status: int, *, stderr: str) -> RunRecord:
     """What the process recorded, or what its end says where it recorded nothing."""
     try:
@@ -153,11 +123,3 @@ def _lost(spec: LaunchSpec, status: int, *, stderr: str) -> RunRecord:
         end=RunEnd.KILLED if killed else RunEnd.FAILED,
         failure=Failure(kind=kind, message=stderr),
     )
-
-
-def _tail(path: Path) -> str:
-    """The last lines of the script's stderr."""
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        text = file.read().decode("utf-8", "replace")
-    return "\n".join(inert(text).strip().splitlines()[-_TAIL_LINES:])
