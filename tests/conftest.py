@@ -104,8 +104,9 @@ def _torch_state():
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
         "function modes": torch._C._len_torch_function_stack(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "autocast kernels": [
-            len(torch._C._dispatch_get_registrations_for_dispatch_key(key)) for key in ("AutocastCPU", "AutocastCUDA")
+        "kernels": [
+            len(torch._C._dispatch_get_registrations_for_dispatch_key(key))
+            for key in ("AutocastCPU", "AutocastCUDA", "CPU")
         ],
         "compile cache tag": torch.compiler.config.cache_key_tag,
     }

@@ -1,7 +1,8 @@
 """torch's dispatcher: autocast keys, what is registered under them, and kernels of our own.
 
 Private names: ``torch._C.DispatchKey``, ``DispatchKeySet``, ``_ExcludeDispatchKeyGuard`` and
-``_dispatch_get_registrations_for_dispatch_key``; ``OpOverload._op`` and ``_schema``; ``Library._destroy``.
+``_dispatch_get_registrations_for_dispatch_key``; ``_dispatch_has_computed_kernel_for_dispatch_key``;
+``_are_functorch_transforms_active``; ``OpOverload._op`` and ``_schema``; ``Library._destroy``.
 """
 
 import warnings
@@ -42,6 +43,11 @@ def has_autocast_key(device_type: str) -> bool:
 def below_autocast(device_type: str) -> Callable[[], Any]:
     """A context manager's maker: within it this thread's operators pass ``device_type``'s autocast by."""
     return partial(torch._C._ExcludeDispatchKeyGuard, DispatchKeySet(getattr(DispatchKey, autocast_key(device_type))))
+
+
+def is_transformed() -> bool:
+    """Whether a transform of ``torch.func`` (``grad``, ``vmap``) is at work: none can reach into a Python kernel."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def registered(device_type: str) -> frozenset[str]:

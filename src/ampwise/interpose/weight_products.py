@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampwise.compat.dispatch import Kernel, autocast_key, below_autocast, own_kernels, put_kernels
+from ampwise.compat.dispatch import Kernel, autocast_key, below_autocast, is_transformed, own_kernels, put_kernels
 from ampwise.compat.dynamo import hide_from_dynamo
 from ampwise.interpose.seam import Undo, once
 
@@ -19,7 +19,7 @@ def replace_weight_products(product: Product, *, device_type: str = "cpu") -> Un
     """Let ``linear``, ``addmm``, ``mm`` and ``matmul`` by a 2-D tensor use ``product`` where autocast is on.
 
     A bias is added to the product's rounded result. Batched products of activations (attention), float64 and
-    integers stay torch's. Until the undo is called.
+    integers stay torch's, and so does what ``torch.func`` transforms, which cannot follow. Until the undo is called.
     """
     key = autocast_key(device_type)
     below = below_autocast(device_type)
@@ -43,7 +43,7 @@ def replace_weight_products(product: Product, *, device_type: str = "cpu") -> Un
 
 def _linear(original: Kernel, multiply: Product, add: Product) -> Kernel:
     def kernel(keys: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-        if not _are_castable(x, weight) or weight.dim() != 2:
+        if not _are_ours(x, weight) or weight.dim() != 2:
             return original(keys, x, weight, bias)
         out = multiply(x, weight.t())
         return out if bias is None else add(out, bias)
@@ -53,7 +53,7 @@ def _linear(original: Kernel, multiply: Product, add: Product) -> Kernel:
 
 def _addmm(original: Kernel, multiply: Product, add: Product) -> Kernel:
     def kernel(keys: Any, added: Tensor, a: Tensor, b: Tensor, **kwargs: Any) -> Any:
-        if kwargs or not _are_castable(added, a, b):  # scaled ones are no layer's
+        if kwargs or not _are_ours(added, a, b):  # scaled ones are no layer's
             return original(keys, added, a, b, **kwargs)
         return add(multiply(a, b), added)
 
@@ -62,12 +62,14 @@ def _addmm(original: Kernel, multiply: Product, add: Product) -> Kernel:
 
 def _matrices(original: Kernel, multiply: Product, _: Product) -> Kernel:
     def kernel(keys: Any, a: Tensor, b: Tensor) -> Any:
-        if not _are_castable(a, b) or b.dim() != 2 or a.dim() < 2:
+        if not _are_ours(a, b) or b.dim() != 2 or a.dim() < 2:
             return original(keys, a, b)
         return multiply(a, b)
 
     return kernel
 
 
-def _are_castable(*tensors: Tensor) -> bool:
-    return all(tensor.dtype in _CASTABLE and (tensor.is_cpu or tensor.is_meta) for tensor in tensors)
+def _are_ours(*tensors: Tensor) -> bool:
+    return not is_transformed() and all(
+        tensor.dtype in _CASTABLE and (tensor.is_cpu or tensor.is_meta) for tensor in tensors
+    )
