@@ -101,5 +101,5 @@ def test_compare_takes_plans_as_variants(folder):
     )
     assert done.returncode == 0, done.stderr
     variants = json.loads(done.stdout)["variants"]
-    assert [one["precision"] for one in variants] == ["fp32", "plan.toml"]
+    assert [one["variant"] for one in variants] == ["fp32", "plan.toml"]
     assert [one["error"] for one in variants] == [None, None]
