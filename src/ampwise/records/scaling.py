@@ -62,7 +62,7 @@ class History:
         columns = _columns(self.rows, width)
         exponents = [math.log2(column[-1].scale) for column in columns]
         low, high = min(exponents), max(exponents)
-        step = (high - low) / max(height - 1, 1) or 1.0
+        step = 1.0 if high - low < height else (high - low) / max(height - 1, 1)
         levels = [round((exponent - low) / step) for exponent in exponents]
         marks = ["x" if any(row.skipped for row in column) else "." for column in columns]
         lines = [_line(level, low + level * step, levels, marks) for level in range(max(levels), -1, -1)]

@@ -107,6 +107,11 @@ def test_the_plot_shows_the_scale_on_a_log_axis_and_the_skips():
     ]
 
 
+def test_where_there_is_room_every_power_of_two_is_a_line():
+    plot = rows(16.0, 8.0, 4.0).plot(height=8)
+    assert [line.split()[0] for line in plot.splitlines()[:3]] == ["2^4", "2^3", "2^2"]
+
+
 def test_a_flat_scale_is_one_line_and_no_steps_say_so():
     assert rows(4.0, 4.0).plot().splitlines()[0] == "      2^2 .."
     assert GradScaler("cpu").plot() == "no steps yet"
