@@ -57,3 +57,33 @@ def test_a_plan_is_a_variant(tmp_path):
     assert not preset.is_fp32
     with pytest.raises(UsageError, match=r"nope\.toml does not exist"):
         parse_variants("fp32,nope.toml")
+
+
+def test_what_is_emulated_stands_behind_the_precisions_and_is_named_so():
+    assert parse_variants("fp32,fp16", emulate="half, fp8+compile") == (
+        FP32,
+        Variant(name="fp16", precision="fp16"),
+        Variant(name="emulated fp16", precision="fp16", emulate="fp16"),
+        Variant(name="emulated fp8_e4m3+compile", precision="fp8_e4m3", compile=True, emulate="fp8_e4m3"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("int8", '--emulate: "int8" is an integer format'),
+        ("fp32", "--emulate: fp32 needs no emulation"),
+        ("fp16+fast", '"fast" is not a known addition'),
+        ("fp16,,tf32", "write them with commas between, as in fp16,fp8"),
+        ("fp16,half", "--emulate: emulated fp16; name each variant once"),
+    ],
+)
+def test_a_mistake_in_what_is_emulated_is_named(text, part):
+    with pytest.raises(UsageError) as refused:
+        parse_variants("fp32", emulate=text)
+    assert part in str(refused.value)
+
+
+def test_mistakes_of_both_options_are_told_at_once():
+    with pytest.raises(UsageError, match=r'--precision: "bf61".*; --emulate: "fp17"'):
+        parse_variants("bf61", emulate="fp17")
