@@ -18,7 +18,7 @@ from ampwise.plan.plan import Plan
 from ampwise.runner.script import RefusedRun
 from ampwise.runtime.cast_forward import cast_forward_of
 from ampwise.runtime.casting import put
-from ampwise.runtime.plan_places import bind, unmatched
+from ampwise.runtime.plan_places import bind, without_effect
 
 _NUM_NAMED = 3
 """Modules that a line names before it only counts."""
@@ -39,7 +39,7 @@ class PlanRules:
         self._known: WeakSet[nn.Module] = WeakSet()
         self._stack = ExitStack()
         self._matches: dict[int, dict[str, None]] = {}
-        self._paths: dict[str, None] = {}
+        self._paths: dict[str, dict[str, None]] = {}
 
     def start(self) -> None:
         """Bind each model from now on when it is first called."""
@@ -57,7 +57,8 @@ class PlanRules:
         for index, paths in sorted(self._matches.items()):
             rule = self._plan.rules[index]
             yield f"plan: rules[{index}], {rule.formats()} for {rule.place()}: {_shown([*paths])}"
-        for sentence in unmatched(self._plan, self._matches, [*self._paths]):
+        models = {root: paths for root, paths in self._paths.items() if len(paths) > 1} or self._paths
+        for sentence in without_effect(self._plan, models):
             yield f"plan: {sentence}"
 
     def _around_call(self, proceed: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -70,17 +71,12 @@ class PlanRules:
 
     def _bind(self, module: nn.Module) -> None:
         name = self._names.name_of(module)
-        bound = bind(
-            module,
-            self._plan,
-            prefix=name.inner if name else "",
-            root=name.root.name if name else "",
-            with_default=False,
-        )
+        root, inner = (name.root.name, name.inner) if name else ("", "")
+        bound = bind(module, self._plan, prefix=inner, root=root, with_default=False)
         free = tuple(place for place in bound.places if cast_forward_of(place.module) is None)
         put(replace(bound, places=free), device_type=self._device_type, stack=self._stack)
         self._known.update(module.modules())
-        self._paths.update(dict.fromkeys(bound.paths))
+        self._paths.setdefault(root, {}).update(dict.fromkeys(bound.paths))
         for index, paths in bound.matches.items():
             self._matches.setdefault(index, {}).update(dict.fromkeys(paths))
 

@@ -19,7 +19,7 @@ from ampwise.plan.plan import Lists, Plan
 from ampwise.runtime.cast_forward import CastForward, cast_forward_of
 from ampwise.runtime.cast_values import LOW
 from ampwise.runtime.placement import current_device
-from ampwise.runtime.plan_places import Bound, bind, unmatched
+from ampwise.runtime.plan_places import Bound, bind, without_effect
 
 _MISSING = object()
 
@@ -55,7 +55,7 @@ def apply_plan(model: nn.Module, plan: Plan | str) -> Undo:
         device_type = device_type_of_model(model)
         _switch(plan, bound, device_type, stack)
         put(bound, device_type=device_type, stack=stack, outermost=model)
-        for sentence in unmatched(plan, bound.matches, bound.paths):
+        for sentence in without_effect(plan, {"": bound.paths}):
             warnings.warn(f"plan: {sentence}", stacklevel=2)
         return once(stack.pop_all().close)
     raise AssertionError  # no ExitStack swallows an exception that nothing in it swallows

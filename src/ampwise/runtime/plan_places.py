@@ -3,7 +3,7 @@
 Nothing is changed here: a plan that cannot be carried out is refused before it touches the model.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from ampwise._base.errors import AmpwiseError, CannotRunError, PlanError
-from ampwise._base.suggest import closest
 from ampwise._base.text import inert_line
+from ampwise.plan.binding import misfits
 from ampwise.plan.patterns import covers, is_match
 from ampwise.plan.plan import Plan, Resolved, Rule
 from ampwise.runtime.cast_values import DTYPES, LOW
@@ -76,18 +76,13 @@ def bind(model: nn.Module, plan: Plan, *, prefix: str = "", root: str = "", with
     )
 
 
-def unmatched(plan: Plan, matched: Iterable[int], paths: Sequence[str]) -> Iterator[str]:
-    """A sentence for each rule that holds nowhere, with the name that was probably meant."""
-    for index in sorted(set(range(len(plan.rules))) - set(matched)):
-        rule = plan.rules[index]
+def without_effect(plan: Plan, modules: Mapping[str, Collection[str]]) -> Iterator[str]:
+    """A sentence for each rule that does nothing to the models whose modules are given by the root's name."""
+    yield from misfits(plan, modules)
+    for index, rule in enumerate(plan.rules):
         if not _is_possible(rule):
             name = inert_line(rule.op or "", max_length=60)
             yield f'rules[{index}].op: "{name}" is no operator registered with torch: the rule has no effect'
-            continue
-        pattern = rule.module or ""
-        near = _nearest(pattern, paths)
-        hint = f'; did you mean "{near}"?' if near else ""
-        yield f'rules[{index}].module: "{inert_line(pattern, max_length=60)}" matches no module{hint}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,15 +303,3 @@ def _without_wrappers(raw: str) -> str:
 
 def _joined(prefix: str, path: str) -> str:
     return ".".join(part for part in (prefix, path) if part)
-
-
-def _nearest(pattern: str, paths: Sequence[str]) -> str | None:
-    """The pattern with one of its words spelt as a module is, if it then matches; else the path most like it."""
-    words = {word for path in paths for word in path.split(".") if not word.isdecimal()}
-    parts = pattern.split(".")
-    for index in reversed(range(len(parts))):
-        near = closest(parts[index], words) if "*" not in parts[index] else None
-        candidate = ".".join([*parts[:index], near or "", *parts[index + 1 :]])
-        if near is not None and any(is_match(candidate, path) for path in paths):
-            return candidate
-    return closest(pattern, paths)
