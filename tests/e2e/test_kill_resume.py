@@ -29,12 +29,12 @@ def check(ends):
 
 
 def test_at_every_kind_of_place(tmp_path):
-    first, writing, after_overflow, late = killed_at(tmp_path, [2, 11, 13, 40])
+    first, writing, after_overflow, late = killed_at(tmp_path, [2, 11, 13, 44])
     check([first, writing, after_overflow, late])
     assert first["saved"] is None
     assert writing["num_left"] == 1, "killed while the second checkpoint was written"
     assert after_overflow["saved"] == {"batches": 4, "skipped": True}
-    assert late["saved"] == {"batches": 12, "skipped": False}
+    assert late["saved"] == {"batches": 14, "skipped": False}
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def run():
         precision="fp16",
         clip_grad_norm=0.5,
         accumulation_steps=WINDOW,
-        loss_scale=DynamicLossScale(scale=2.0**21, growth_interval=2, hysteresis=2),
+        loss_scale=DynamicLossScale(scale=2.0**17, growth_interval=2),
     )
     return model, step
 

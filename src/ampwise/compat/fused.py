@@ -46,6 +46,14 @@ def fits_fused(optimizer: Optimizer) -> bool:
     )
 
 
+def is_fused_on_cpu(optimizer: Optimizer) -> bool:
+    """Whether torch's own fused CPU kernel steps it, which looks at no strides."""
+    groups = optimizer.param_groups
+    return type(optimizer) in _FUSABLE and any(
+        group.get("fused") and any(param.device.type == "cpu" for param in group["params"]) for group in groups
+    )
+
+
 def unfuse(optimizer: Optimizer) -> None:
     """Take ``fuse`` back."""
     for group in optimizer.param_groups:

@@ -1,5 +1,6 @@
 """Refuses what a TrainStep cannot have been meant to do, each time with the remedy."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,11 +24,18 @@ def check_options(
     clip_grad_norm: Any,
     clip_grad_value: Any,
     accumulation_steps: Any,
+    plan: Any = None,
 ) -> None:
     """Raise one UsageError that names every fault of a TrainStep's options."""
     faults = [*_optimizer_faults(optimizers), *_scheduler_faults(schedulers, optimizers)]
     faults += [f"modules holds a {type(one).__name__}; give models" for one in modules if not isinstance(one, Module)]
     faults += _precision_faults(precision)
+    if plan is not None and not modules:
+        faults.append("plan is given and no modules; a plan is put on models: modules=[model]")
+    if plan is not None and precision != "auto":
+        faults.append(
+            f"precision is {precision!r} and a plan is given; the plan says which format holds where: give one"
+        )
     if type(accumulation_steps) is not int or accumulation_steps < 1:
         faults.append(f"accumulation_steps is {accumulation_steps!r}; give a whole number, 1 or more")
     clips = {"clip_grad_norm": clip_grad_norm, "clip_grad_value": clip_grad_value}
@@ -90,6 +98,15 @@ def as_tuple(given: Any) -> tuple[Any, ...]:
     if given is None:
         return ()
     return tuple(given) if isinstance(given, (list, tuple)) else (given,)
+
+
+def warn_of_no_autocast(precision: str, *, stacklevel: int) -> None:
+    """Say what makes the precision asked for have no effect."""
+    warnings.warn(
+        f"the loss was made outside of `with step.autocast():`, so not in {precision}: put the forward pass and the "
+        "loss under it",
+        stacklevel=stacklevel + 1,
+    )
 
 
 def name_parameters(modules: Sequence[Module], optimizers: Sequence[Optimizer]) -> Mapping[str, Tensor]:

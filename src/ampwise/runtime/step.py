@@ -1,7 +1,6 @@
 """The training step: one loop for fp32, tf32, bf16 and fp16."""
 
 import logging
-import warnings
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,10 +14,11 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ampwise._base.errors import RecordError, UsageError
-from ampwise.compat.fused import fits_fused, make_capturable, unfuse
 from ampwise.compat.optim import has_gradients, needs_closure, parameters_of, portable_state
 from ampwise.interpose.internal import announced, users_code
 from ampwise.observe.events import BUS, BackwardEnded, BackwardStarted, LoopEvent, PrecisionTaken, StepStarted
+from ampwise.plan.find import find_plan
+from ampwise.plan.plan import Plan
 from ampwise.runtime import host
 from ampwise.runtime.buffers import BufferGuard
 from ampwise.runtime.captured import CapturedStep, LossFunction, Recordable, Trace, num_warm_ups_of
@@ -34,13 +34,15 @@ from ampwise.runtime.misuse import (
     check_options,
     name_parameters,
     refuse_fp16_parameters,
+    warn_of_no_autocast,
 )
 from ampwise.runtime.overflow import OverflowWatch, floor_of
+from ampwise.runtime.planned import apply_to_all, scale_of_plan
 from ampwise.runtime.regime import Regime
 from ampwise.runtime.result import StepResult
 from ampwise.runtime.scaler import GradScaler
 from ampwise.runtime.step_state import state_faults
-from ampwise.runtime.update import ClippedUpdate, choose_fused, clip_
+from ampwise.runtime.update import ClippedUpdate, choose_fused, clip_, ready_for_capture, unfuse_misfits
 
 Loss = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 AnyLossScale = LossScale | str | float
@@ -73,6 +75,8 @@ class TrainStep:
         clip_grad_norm: clip the norm of all gradients together; ``float("inf")`` measures it and clips nothing.
         clip_grad_value: clip every element.
         accumulation_steps: how many losses make one step; each is divided by it.
+        plan: put into effect on ``modules`` until ``undo_plan()``, in the place of a precision: a plan, or what names
+            one (see ``apply_plan``). In fp16 the loss is scaled.
         loss_scale: another than the precision's own: a loss scale, the name of one (``"headroom"``, ``"diffusion"``,
             ``"rl"``) or a fixed number; or a dict of those, a scale for each loss of a ``step({"name": loss, ...})``.
         capture: ready the optimizers for ``capture``: their learning rate and step counts are kept on the device.
@@ -80,6 +84,7 @@ class TrainStep:
     Attributes:
         fused: the optimizers for which torch's fused kernel was chosen, because they were made with neither ``fused``
             nor ``foreach``; the log says so too.
+        undo_plan: takes the plan back off the models; None without one.
 
     Raises:
         UsageError: options that cannot be meant; all of them are named.
@@ -96,6 +101,7 @@ class TrainStep:
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         accumulation_steps: int = 1,
+        plan: Plan | str | None = None,
         loss_scale: AnyLossScale | Mapping[str, AnyLossScale] | None = None,
         capture: bool = False,
     ) -> None:
@@ -110,15 +116,18 @@ class TrainStep:
             clip_grad_norm=clip_grad_norm,
             clip_grad_value=clip_grad_value,
             accumulation_steps=accumulation_steps,
+            plan=plan,
         )
         self._clip_grad_norm, self._clip_grad_value = clip_grad_norm, clip_grad_value
         self.accumulation_steps = accumulation_steps
         self._params = list(dict.fromkeys(param for one in self.optimizers for param in parameters_of(one)))
         device = self._params[0].device
-        self.choice = choose_precision(precision, device=device)
+        self.plan = find_plan(plan) if isinstance(plan, str) else plan
+        self.choice = choose_precision("fp32" if self.plan else precision, device=device)
         BUS.publish(PrecisionTaken(what=f"ampwise.TrainStep ({self.choice.precision})"))
         self._regime = Regime(precision=self.choice.precision, device_type=device.type)
-        scale, named = self._regime.choose_loss_scale(loss_scale)
+        self.undo_plan = apply_to_all(self.modules, self.plan) if self.plan else None
+        scale, named = self._regime.choose_loss_scale(scale_of_plan(self.plan) if loss_scale is None else loss_scale)
         self.scaler = GradScaler.from_loss_scale(scale, named=named, device=device.type, warns=False)
         names = name_parameters(self.modules, self.optimizers)
         if self.scaler.is_enabled():
@@ -135,7 +144,8 @@ class TrainStep:
         self._window_owner: object | None = None
         self._window: tuple[list[Tensor | None], Any] = [], None
         self._findings: list[tuple[Optimizer, Tensor | bool | None]] = []
-        self._ready_for_capture()
+        if self._graphs:
+            ready_for_capture(self.optimizers, skips=self.scaler.is_enabled())
         self._holds_casts = accumulation_steps > 1 and self._regime.casts and self._graphs is None
         weakref.finalize(self, self._casts.drop)
         self._needs_closure = [type(one).__name__ for one in self.optimizers if needs_closure(one)]
@@ -143,7 +153,7 @@ class TrainStep:
 
     @property
     def precision(self) -> str:
-        """The precision taken: ``fp32``, ``tf32``, ``bf16`` or ``fp16``."""
+        """The precision taken: ``fp32``, ``tf32``, ``bf16`` or ``fp16``; ``fp32`` around a plan."""
         return self._regime.precision
 
     @contextmanager
@@ -186,7 +196,9 @@ class TrainStep:
                 f"{self._needs_closure[0]} evaluates the loss itself: give step() a function that opens autocast() and "
                 "returns the loss, without calling backward"
             )
-        self._check_autocast()
+        if not self._is_autocast_used:
+            self._is_autocast_used = True
+            warn_of_no_autocast(self.precision, stacklevel=2)
         losses = check_losses(loss)
         self._backward(losses, share=self.accumulation_steps, names=tuple(loss) if isinstance(loss, Mapping) else ())
         self._num_losses += 1
@@ -278,17 +290,11 @@ class TrainStep:
         self._overflow_watch.num_skips_in_a_row = int(state_dict.get("num_skips_in_a_row", 0))
         self._num_losses, self._window_owner = 0, None
         self._generation += 1
-        self._ready_for_capture()
+        if self._graphs:
+            ready_for_capture(self.optimizers, skips=self.scaler.is_enabled())
         self._casts.drop()
 
     # ------------------------------------------------------------------ captured
-
-    def _ready_for_capture(self) -> None:
-        if self._graphs is None:
-            return
-        faults = [fault for one in self.optimizers if (fault := make_capturable(one, skips=self.scaler.is_enabled()))]
-        if faults:
-            raise UsageError(f"capture=True: {'; '.join(faults)}")
 
     def _num_open_for(self, owner: object) -> int:
         if self._num_losses and self._window_owner is not owner:
@@ -360,16 +366,6 @@ class TrainStep:
         if not self._is_recording:
             BUS.publish(event)
 
-    def _check_autocast(self) -> None:
-        """Say, once, what makes the precision asked for have no effect."""
-        if not self._is_autocast_used:
-            self._is_autocast_used = True
-            warnings.warn(
-                f"the loss was made outside of `with step.autocast():`, so not in {self.precision}: put the forward "
-                "pass and the loss under it",
-                stacklevel=3,
-            )
-
     def _backward(self, losses: tuple[Tensor, ...], *, share: int, names: tuple[str, ...] = ()) -> None:
         self._publish(BackwardStarted(roots=losses))
         shares = [loss if share == 1 else loss / share for loss in losses]
@@ -385,20 +381,12 @@ class TrainStep:
                 "no parameter of the optimizers has a gradient: the loss does not depend on them. Give the optimizer "
                 "model.parameters() of the model that made the loss, after any model.to(...)"
             )
-        self._unfuse_misfits()
+        self.fused = unfuse_misfits(self.optimizers, self.fused)
         self.scaler.measure(*stepping)
         update = self._plan_update(stepping, correction=correction)
         norm = update.norm if update else self._prepare(stepping, correction=correction)
         results = [self._step_one(one, norm, update=update) for one in stepping]
         return self._end(stepping, results, losses, norm)
-
-    def _unfuse_misfits(self) -> None:
-        """Give an optimizer back to torch's default where the fused kernels cannot take its gradients or state."""
-        misfits = [one for one in self.fused if not fits_fused(one)]
-        for one in misfits:
-            unfuse(one)
-        if misfits:
-            self.fused = tuple(one for one in self.fused if all(one is not other for other in misfits))
 
     def _plan_update(self, stepping: Sequence[Optimizer], *, correction: float) -> ClippedUpdate | None:
         """On a CPU, the update group by group; None where torch's own sequence is to be taken."""

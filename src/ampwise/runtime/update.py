@@ -2,6 +2,7 @@
 
 import logging
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampwise.compat.fused import fuse, is_divisible, mark_stepped
+from ampwise._base.errors import UsageError
+from ampwise.compat.fused import (
+    fits_fused,
+    fuse,
+    is_divisible,
+    is_fused_on_cpu,
+    make_capturable,
+    mark_stepped,
+    unfuse,
+)
 from ampwise.compat.fused_step import begin_step, multiply_gradients_, norms_of
 from ampwise.runtime.loss_scale import SMALLEST_USEFUL_SCALE
 
@@ -89,6 +99,40 @@ def clip_(params: Sequence[Tensor], *, max_norm: float | None, max_value: float 
     if max_value is not None:
         torch.nn.utils.clip_grad_value_(params, max_value)
     return None if max_norm is None else torch.nn.utils.clip_grad_norm_(params, max_norm)
+
+
+def unfuse_misfits(optimizers: Sequence[Optimizer], fused: tuple[Optimizer, ...]) -> tuple[Optimizer, ...]:
+    """Give optimizers back to torch's default where the fused kernels cannot take their gradients or state.
+
+    Args:
+        optimizers: those that step.
+        fused: those of them for which ``choose_fused`` chose; of the others this warns.
+
+    Returns:
+        Which of ``fused`` still are.
+    """
+    misfits = [one for one in optimizers if is_fused_on_cpu(one) or any(one is mine for mine in fused)]
+    misfits = [one for one in misfits if not fits_fused(one)]
+    for one in misfits:
+        unfuse(one)
+        if not any(one is mine for mine in fused):
+            warnings.warn(
+                f"{type(one).__name__}(fused=True) is stepped unfused from here on: a gradient or momentum lies in "
+                "memory otherwise than its parameter, and torch's fused kernel would give wrong parameters",
+                stacklevel=5,
+            )
+    return tuple(one for one in fused if not any(one is misfit for misfit in misfits)) if misfits else fused
+
+
+def ready_for_capture(optimizers: Sequence[Optimizer], *, skips: bool) -> None:
+    """Let CUDA graphs replay these optimizers' steps.
+
+    Raises:
+        UsageError: one of them cannot be captured; the text says what can.
+    """
+    faults = [fault for one in optimizers if (fault := make_capturable(one, skips=skips))]
+    if faults:
+        raise UsageError(f"capture=True: {'; '.join(faults)}")
 
 
 def choose_fused(optimizers: Sequence[Optimizer]) -> tuple[Optimizer, ...]:

@@ -7,10 +7,11 @@ import warnings
 import pytest
 import torch
 
-from ampwise import TrainStep
+from ampwise import TrainStep, apply_plan
 from ampwise._base.errors import CannotRunError, RecordError, UsageError
 from ampwise.interpose.internal import is_hidden, is_internal
 from ampwise.observe.events import BUS, BackwardEnded, BackwardStarted, StepOutcome, StepStarted
+from ampwise.plan.plan import Plan
 from ampwise.runtime.loss_scale import DynamicLossScale, NoLossScale, StaticLossScale
 from ampwise.runtime.overflow import HopelessOverflowError
 
@@ -510,3 +511,111 @@ def test_an_overflow_in_one_of_several_optimizers_clipped_together_spoils_none(f
     assert result.skipped
     assert (first.item(), second.item()) == (1.0, 1.0)
     assert step.scaler.get_scale() == 4.0
+
+
+# ------------------------------------------------------------------ plans
+
+
+@pytest.mark.parametrize(("plan", "is_scaled"), [("bf16", False), ("fp16", True), (Plan(default="fp16"), True)])
+def test_a_plan_takes_the_place_of_a_precision(plan, is_scaled):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    step = TrainStep(torch.optim.SGD(model.parameters(), lr=0.1), modules=model, plan=plan)
+    seen = []
+    handle = model[0].register_forward_hook(lambda *args: seen.append(args[2].dtype))
+    loss = model(torch.randn(8, 4)).pow(2).mean()  # no autocast: the model carries the plan
+    assert step(loss).stepped
+    handle.remove()
+    step.undo_plan()
+    assert step.scaler.is_enabled() == is_scaled
+    assert seen == [torch.float16 if is_scaled else torch.bfloat16]
+    assert loss.dtype is torch.float32
+
+
+def test_a_plan_needs_models_and_no_precision_beside_it():
+    with pytest.raises(
+        UsageError, match=r"no modules; .*modules=\[model\]; precision is 'bf16' and a plan is given; the plan says"
+    ):
+        TrainStep(sgd(), plan="bf16", precision="bf16")
+
+
+def test_a_plan_that_one_of_two_models_cannot_bear_is_on_neither():
+    first, second = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    undo = apply_plan(second, "bf16")
+    params = [*first.parameters(), *second.parameters()]
+    with pytest.raises(CannotRunError):
+        TrainStep(torch.optim.SGD(params, lr=0.1), modules=[first, second], plan="bf16")
+    assert "forward" not in vars(first)
+    undo()
+    step = TrainStep(torch.optim.SGD(params, lr=0.1), modules=[first, second], plan="bf16")
+    step.undo_plan()
+
+
+# ------------------------------------------------------------------ kinds of training
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_gradient_penalty_is_torchs(precision):
+    results = []
+    for is_ours in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scale = dynamic() if precision == "fp16" else None
+        step = TrainStep(optimizer, modules=model, precision=precision, loss_scale=scale)
+        x = torch.randn(4, 3, requires_grad=True)
+        for _ in range(3):
+            with step.autocast():
+                out = model(x)
+            (slope,) = torch.autograd.grad(out.float().sum(), x, create_graph=True)
+            with step.autocast():
+                loss = out.float().mean() + (slope.norm(dim=1) - 1).pow(2).mean()
+            if is_ours:
+                step(loss)
+            else:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        results.append([param.detach() for param in model.parameters()])
+    for mine, other in zip(*results, strict=True):
+        assert torch.allclose(mine, other, atol=1e-3 if precision == "fp16" else 0)
+
+
+def test_a_gan_has_a_step_for_each_of_its_optimizers():
+    torch.manual_seed(0)
+    generator, critic = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+    steps = [
+        TrainStep(
+            torch.optim.AdamW(one.parameters(), lr=0.01),
+            modules=[generator, critic],
+            precision="fp16",
+            loss_scale=dynamic(),
+        )
+        for one in (critic, generator)
+    ]
+    before = [copy.deepcopy(one.state_dict()) for one in (critic, generator)]
+    for _ in range(4):
+        noise, real = torch.randn(8, 2), torch.randn(8, 2) + 2
+        with steps[0].autocast():
+            loss = critic(generator(noise).detach()).mean() - critic(real).mean()
+        assert steps[0](loss).stepped
+        with steps[1].autocast():
+            loss = -critic(generator(noise)).mean()
+        assert steps[1](loss).stepped
+        critic.zero_grad()  # the generator's loss left gradients in it
+    for one, old in zip((critic, generator), before, strict=True):
+        assert not torch.equal(one.weight, old["weight"])
+
+
+def test_data_parallel_is_the_model_itself_on_a_cpu():
+    results = []
+    for wrap in (torch.nn.DataParallel, lambda model: model):
+        torch.manual_seed(0)
+        model = wrap(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)))
+        step = TrainStep(torch.optim.SGD(model.parameters(), lr=0.1), modules=model, precision="bf16")
+        for _ in range(3):
+            with step.autocast():
+                loss = model(torch.randn(8, 2)).pow(2).mean()
+            step(loss)
+        results.append([param.detach() for param in model.parameters()])
+    assert all(torch.equal(mine, other) for mine, other in zip(*results, strict=True))

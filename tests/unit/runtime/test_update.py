@@ -364,3 +364,14 @@ def test_a_first_step_that_is_skipped_leaves_fused_sgd_no_momentum_of_what_lay_i
 def test_sgd_that_is_dampened_is_left_unfused():
     optimizer = torch.optim.SGD([one_param()], lr=0.1, momentum=0.9, dampening=0.5)
     assert TrainStep(optimizer, precision="fp32").fused == ()
+
+
+@pytest.mark.parametrize("kind", list(OWN_CHOICE))
+def test_a_fused_optimizer_of_the_scripts_own_that_would_step_wrongly_is_unfused_and_said(kind):
+    grad = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+    ours, theirs = image_weight(torch.channels_last), image_weight(torch.channels_last)
+    with pytest.warns(UserWarning, match=r"\(fused=True\) is stepped unfused from here on.*wrong parameters") as said:
+        step_with(OWN_CHOICE[kind]([ours], fused=True), ours, grad)
+    assert said[0].filename == __file__
+    step_with(OWN_CHOICE[kind]([theirs], foreach=True), theirs, grad)
+    assert torch.equal(ours, theirs)
