@@ -10,12 +10,19 @@ import click
 from ampwise._base.errors import UsageError
 from ampwise._base.suggest import not_one_of
 from ampwise._base.units import parse_bytes, parse_count
+from ampwise.cli.options import module_option, target_of
+from ampwise.cli.scripts import check_script, progress_bar
+from ampwise.cli.unwind import signals_unwind
 from ampwise.estimate.rules_of_thumb import BASE_BITS, OPTIMIZERS, Sizes, States, estimate_by_thumb
 from ampwise.formats.hardware import GPUS, find_gpu
 from ampwise.records.estimate import Estimate
+from ampwise.runner.script import Target
 
 CONTEXT_BYTES: Final = 500 * 2**20
 """What a CUDA context with lazily loaded kernels takes outside of the allocator; 300 to 600 MiB by architecture."""
+
+_ANY_GPU_BYTES: Final = 80 * 2**30
+"""What a script is told where no GPU was named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +30,21 @@ class _Device:
     """The GPU to fit."""
 
     name: str | None = None
-    capacity_bytes: int | None = None
-    """Less the context."""
+    total_bytes: int | None = None
+    compute_capability: tuple[int, int] | None = (8, 0)
+    """Of a GPU of which only the memory was named: an A100's."""
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """What is left beside the CUDA context."""
+        return None if self.total_bytes is None else max(0, self.total_bytes - CONTEXT_BYTES)
 
 
-@click.command("estimate", short_help="Predict the GPU memory of a training step, without a GPU.")
+@click.command(
+    "estimate",
+    context_settings={"allow_interspersed_args": False},
+    short_help="Predict the GPU memory of a training step, without a GPU.",
+)
 @click.option("--params", metavar="N", help="Parameters of the model: 7e9, 7B, 130M.")
 @click.option("--trainable", metavar="N", help="Those that are trained (LoRA); default: all.")
 @click.option("--optimizer", default="adam", show_default=True, metavar="NAME", help=f"One of {', '.join(OPTIMIZERS)}.")
@@ -47,23 +64,36 @@ class _Device:
 @click.option("--precision", default="fp32", show_default=True, metavar="NAMES", help="One, or several with commas.")
 @click.option("--device", metavar="GPU", help="The GPU to fit: a100-40gb, t4, rtx-4090, ...")
 @click.option("--memory", metavar="SIZE", help="Or its memory: 24GB.")
+@module_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
-def command(**options: Any) -> int:
-    """Predict the GPU memory of a training step, by rule of thumb, where there is no GPU.
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT] [ARGUMENTS]...")
+def command(words: tuple[str, ...], **options: Any) -> int:
+    """Predict the GPU memory of a training step where there is no GPU.
 
     \b
+    ampwise estimate --device a100-40gb --precision fp32,bf16 train.py --batch 64
     ampwise estimate --params 7e9 --optimizer adam --device a100-80gb
     ampwise estimate --params 130M --activations 2GiB --precision fp32,bf16
+
+    A script trains for two steps on a GPU that is not there: no data, nothing
+    of its files touched. --params and the options below it are the rule of thumb.
 
     Exit status: 0 it fits, or no GPU was named; 1 it fits in none of the
     precisions; 2 wrong usage.
     """  # noqa: D301 - click's mark for a block kept as it is
-    if options["params"] is None:
-        raise UsageError("nothing to estimate: give the model's size, as in --params 7e9")
+    if bool(words) == (options["params"] is not None):
+        raise UsageError("give either a script or the model's size: ampwise estimate train.py, or --params 7e9")
     device = _device(options["device"], options["memory"])
-    sizes = _sizes(options)
     names = _names(options["precision"])
-    estimates = [estimate_by_thumb(sizes, precision=name, capacity_bytes=device.capacity_bytes) for name in names]
+    if words:
+        target = target_of(words, is_module=options["is_module"])
+        status = check_script(target, verb="estimate")
+        if status:
+            return status
+        estimates = _of_script(target, device, names)
+    else:
+        sizes = _sizes(options)
+        estimates = [estimate_by_thumb(sizes, precision=name, capacity_bytes=device.capacity_bytes) for name in names]
     _print(estimates, device=device.name, as_json=options["as_json"])
     return int(all(one.fits is False for one in estimates))
 
@@ -89,17 +119,39 @@ def _sizes(options: Mapping[str, Any]) -> Sizes:
 
 
 def _device(name: str | None, memory: str | None) -> _Device:
-    """The GPU that ``--device`` or ``--memory`` names, without the CUDA context's part of its memory."""
+    """The GPU that ``--device`` or ``--memory`` names."""
     if name is not None and memory is not None:
         raise UsageError("--device and --memory both name a GPU; give one of them")
     if memory is not None:
-        return _Device(capacity_bytes=max(0, parse_bytes(memory) - CONTEXT_BYTES))
+        return _Device(total_bytes=parse_bytes(memory))
     if name is None:
         return _Device()
     gpu = find_gpu(name)
     if gpu is None:
         raise UsageError(f"{not_one_of(name, GPUS, kind='GPU known here')}; for any other: --memory 24GB")
-    return _Device(name=gpu.name, capacity_bytes=gpu.memory_bytes - CONTEXT_BYTES)
+    return _Device(name=gpu.name, total_bytes=gpu.memory_bytes, compute_capability=gpu.compute_capability)
+
+
+def _of_script(target: Target, device: _Device, names: list[str]) -> list[Estimate]:
+    from dataclasses import replace
+
+    from ampwise.estimate.order import GpuSpec
+    from ampwise.estimate.predict import estimate_script
+
+    gpu = GpuSpec(
+        name=device.name or "imaginary GPU",
+        compute_capability=device.compute_capability,
+        total_bytes=device.total_bytes or _ANY_GPU_BYTES,
+        context_bytes=CONTEXT_BYTES,
+    )
+    with signals_unwind(), progress_bar() as show:
+        made = estimate_script(
+            target,
+            gpu,
+            precisions=names,
+            on_start=lambda name: show(f"imagining {name}", names.index(name), len(names)),
+        )
+    return [replace(one, capacity_bytes=device.capacity_bytes) for one in made]
 
 
 def _print(estimates: list[Estimate], *, device: str | None, as_json: bool) -> None:

@@ -79,7 +79,7 @@ class ImaginaryAutocast:
             return self._all(value, dtype)
         return value
 
-    def _kernel(self, name: str, policy: CastPolicy) -> Kernel | None:
+    def _kernel(self, name: str, policy: CastPolicy) -> Kernel | None:  # noqa: PLR0911 # one return a policy
         overload = find_overload(name)
         if overload is None:
             return None

@@ -15,6 +15,7 @@ from ampwise.estimate.composites import choose_as_cuda_does
 from ampwise.estimate.device import ImaginaryDevice
 from ampwise.estimate.ledger import Ledger
 from ampwise.estimate.notes import Notes
+from ampwise.estimate.order import GpuSpec
 from ampwise.estimate.picture import picture
 from ampwise.estimate.temporaries import cublas_workspace_bytes
 from ampwise.estimate.whereabouts import Whereabouts
@@ -27,20 +28,10 @@ from ampwise.plan.operators import cast_lists
 from ampwise.records.estimate import Estimate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """The GPU that is imagined, and what of its memory is the allocator's."""
-
-    name: str
-    compute_capability: tuple[int, int] | None
-    total_bytes: int
-    context_bytes: int
-
-
 class Imagination:
     """An imaginary GPU in effect, and what is known of its memory so far."""
 
-    def __init__(self, gpu: Gpu, *, bus: EventBus, settings: AllocatorSettings, has_workspaces: bool) -> None:
+    def __init__(self, gpu: GpuSpec, *, bus: EventBus, settings: AllocatorSettings, has_workspaces: bool) -> None:
         self.notes = Notes()
         self.ledger = Ledger(CachingAllocator(settings))
         self.modules = ModuleStack()
@@ -59,7 +50,7 @@ class Imagination:
             self.ledger,
             self.whereabouts,
             precision=precision,
-            capacity_bytes=self._gpu.total_bytes - self._gpu.context_bytes,
+            capacity_bytes=self._gpu.capacity_bytes,
             context_bytes=self._gpu.context_bytes,
             assumptions=self.notes.texts,
             is_lower_bound=is_lower_bound,
@@ -68,7 +59,7 @@ class Imagination:
 
 @contextmanager
 def imagined(
-    gpu: Gpu,
+    gpu: GpuSpec,
     *,
     bus: EventBus = BUS,
     settings: AllocatorSettings | None = None,

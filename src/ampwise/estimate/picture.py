@@ -102,7 +102,10 @@ def _timeline(ledger: Ledger, whereabouts: Whereabouts) -> list[MemoryPoint]:
         return []
     start, end = marks[-2], marks[-1]
     stride = max(1, (end - start) // _NUM_POINTS)
-    times = sorted({*range(start, end, stride), end, *([ledger.peak_time] if start <= ledger.peak_time <= end else [])})
+    wanted = {*range(start, end, stride), end}
+    if start <= ledger.peak_time <= end:
+        wanted.add(ledger.peak_time)
+    times = sorted(wanted)
     phases = {storage.born: storage.site.phase for storage in ledger.storages if start <= storage.born <= end}
     points: list[MemoryPoint] = []
     phase = Phase.OTHER

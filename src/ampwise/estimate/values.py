@@ -55,7 +55,7 @@ def computed(
         set_value(one, values[index] if index < len(values) else None)
 
 
-class _Unknown(Exception):
+class _Unknown(Exception):  # noqa: N818 # no error: it ends a search
     """Some tensor's numbers are not known."""
 
 

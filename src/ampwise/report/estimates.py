@@ -98,7 +98,9 @@ def _size(num_bytes: int | None) -> str:
 
 
 def _assumptions(estimates: Sequence[Estimate]) -> Iterator[str]:
-    """Each once; those of one precision alone name it."""
-    said = dict.fromkeys(text for estimate in estimates for text in estimate.assumptions)
-    for text in said:
+    """Each once, with the place where it was made first."""
+    said: dict[str, str] = {}
+    for text in (text for estimate in estimates for text in estimate.assumptions):
+        said.setdefault(text.partition(" (first at ")[0], text)
+    for text in said.values():
         yield f"- {inert_line(text, max_length=500)}"

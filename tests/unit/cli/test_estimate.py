@@ -49,6 +49,7 @@ def test_the_table_fits_80_columns_and_says_what_is_short():
     ("arguments", "text"),
     [
         ((), "--params 7e9"),
+        (("--params", "7B", "train.py"), "either a script or"),
         (("--params", "many"), '"many" is not a count'),
         (("--params", "7B", "--device", "a101-40gb"), 'did you mean "a100-40gb"'),
         (("--params", "7B", "--device", "t4", "--memory", "16GB"), "give one of them"),

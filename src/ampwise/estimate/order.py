@@ -1,0 +1,57 @@
+"""What an estimate's process is told to do: one value, handed down as JSON."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ampwise.runner.script import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpec:
+    """The GPU that is imagined."""
+
+    name: str
+    compute_capability: tuple[int, int] | None
+    """NVIDIA's; None for a GPU of another make."""
+    total_bytes: int
+    context_bytes: int
+    """What the CUDA context and loaded kernels take outside of the allocator."""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What is left to the allocator."""
+        return max(0, self.total_bytes - self.context_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One run of a script on an imaginary GPU."""
+
+    target: Target
+    gpu: GpuSpec
+    precision: str
+    """``fp32``, ``tf32``, ``bf16`` or ``fp16``; a script's own mixed precision is left to it."""
+    num_steps: int = 2
+    """The optimizer's state is made at the end of the first step, so that two show all of a step."""
+    expandable_segments: bool = False
+    scratch: str
+    """Where what the script saves would go."""
+    result: str
+    """Where the estimate goes."""
+
+    def to_json(self) -> str:
+        """The order as one argument of a command line."""
+        return json.dumps(asdict(self))
+
+
+def order_from_json(text: str) -> Order:
+    """The order that ``to_json`` wrote."""
+    fields: dict[str, Any] = json.loads(text)
+    target, gpu = fields.pop("target"), fields.pop("gpu")
+    capability = gpu.pop("compute_capability")
+    return Order(
+        target=Target(path=target["path"], module=target["module"], argv=tuple(target["argv"])),
+        gpu=GpuSpec(**gpu, compute_capability=None if capability is None else (capability[0], capability[1])),
+        **fields,
+    )

@@ -1,0 +1,77 @@
+"""Estimates of a script: one process each, in which it trains for two steps on a GPU that is not there."""
+
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ampwise._base.errors import CannotRunError, RecordError
+from ampwise.estimate.order import GpuSpec, Order
+from ampwise.records.estimate import Estimate
+from ampwise.records.files import load
+from ampwise.runner.bootstrap import own_environment, plain_environment
+from ampwise.runner.process import last_lines, running
+from ampwise.runner.script import Target
+from ampwise.runner.summary import NO_STEP_FOUND
+
+
+def estimate_script(
+    target: Target,
+    gpu: GpuSpec,
+    *,
+    precisions: Sequence[str],
+    expandable_segments: bool = False,
+    on_start: Callable[[str], None] | None = None,
+) -> tuple[Estimate, ...]:
+    """What a training step of ``target`` takes on ``gpu``, in each precision.
+
+    Nothing of the script's is overwritten: ``torch.save`` writes nothing, other saves go to a folder that is removed.
+
+    Args:
+        target: The script.
+        gpu: The GPU that is imagined; this machine needs none.
+        precisions: ``fp32``, ``tf32``, ``bf16``, ``fp16``.
+        expandable_segments: Whether ``PYTORCH_ALLOC_CONF`` says so.
+        on_start: Told of each precision before its run.
+
+    Raises:
+        CannotRunError: the script ended before its first step; the text is its own.
+    """
+    with tempfile.TemporaryDirectory(prefix="ampwise-estimate-") as folder:
+        made: list[Estimate] = []
+        for precision in precisions:
+            if on_start is not None:
+                on_start(precision)
+            place = Path(folder, precision)
+            Path(place, "scratch").mkdir(parents=True)
+            order = Order(
+                target=target,
+                gpu=gpu,
+                precision=precision,
+                expandable_segments=expandable_segments,
+                scratch=str(place / "scratch"),
+                result=str(place / "estimate.json"),
+            )
+            made.append(_estimate(order, place))
+        return tuple(made)
+
+
+def _estimate(order: Order, place: Path) -> Estimate:
+    # a GPU of this machine's would be a real CUDA tensor's, which must not be mistaken for an imaginary one's
+    environment = {**plain_environment(own_environment()), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "ampwise.estimate.worker", order.to_json()]
+    with running(command, env=environment, cwd=None, output=place) as process:
+        process.wait()
+    said = last_lines(place)
+    try:
+        estimate = load(order.result, Estimate)
+    except RecordError:
+        if process.returncode == 0:
+            raise CannotRunError(NO_STEP_FOUND) from None
+        reason = said.splitlines()[-1] if said else f"it ended with status {process.returncode}"
+        raise CannotRunError(f"the script ended before its first step on the imaginary GPU: {reason}") from None
+    if not estimate.is_lower_bound:
+        return estimate
+    reason = said.splitlines()[-1] if said else "it ended"
+    return replace(estimate, assumptions=(f"a lower bound: the script ended early: {reason}", *estimate.assumptions))
