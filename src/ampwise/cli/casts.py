@@ -4,17 +4,19 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ampwise._base.errors import CannotRunError
+from ampwise._base.errors import CannotRunError, UsageError
 from ampwise._base.text import inert_line
 from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, say
 from ampwise.cli.options import lists_option, module_option, script_words, target_of
 from ampwise.cli.scripts import check_device, check_script, progress_bar
 from ampwise.cli.unwind import signals_unwind
+from ampwise.plan.find import find_plan
+from ampwise.plan.presets import get_precision
+from ampwise.runner.planned import with_plan
 from ampwise.runner.script import Target
 from ampwise.runner.spec import LaunchSpec, Lists
 
@@ -35,8 +37,8 @@ if TYPE_CHECKING:
     metavar="N",
     help="Steps to run; all but the first are watched.",
 )
-@click.option("--precision", default="auto", show_default=True, metavar="NAME", help="Unless the script has its own.")
-@click.option("--plan", type=click.Path(path_type=Path), metavar="FILE", help="Run it under this plan.")
+@click.option("--precision", metavar="NAME", help="auto (default), fp32, tf32, bf16 or fp16.")
+@click.option("--plan", metavar="PLAN", help="What runs in which format: a plan file, a preset.")
 @module_option
 @click.option("--device", metavar="DEVICE", help="cpu, cuda:1, ...: the current device of the run.")
 @lists_option
@@ -72,20 +74,19 @@ def command(words: tuple[str, ...], **options: Any) -> int:
 
 
 def _spec(options: Mapping[str, Any]) -> LaunchSpec:
-    plan = None
-    if options["plan"] is not None:
-        from ampwise.plan.file import load_plan
-        from ampwise.plan.writing import to_toml
-
-        plan = to_toml(load_plan(options["plan"]))
-    return LaunchSpec(
-        precision=options["precision"],
-        plan=plan,
+    precision = options["precision"] or "auto"
+    spec = LaunchSpec(
+        precision="auto" if precision == "auto" else get_precision(precision).name,
         lists=Lists(options["lists"]),
         device=options["device"],
         stop_after=options["steps"],
         instruments=("casts",),
     )
+    if options["plan"] is None:
+        return spec
+    if options["precision"] is not None:
+        raise UsageError("--plan says the precision already, as its default; leave --precision out")
+    return with_plan(spec, find_plan(options["plan"]))
 
 
 def _run(target: Target, spec: LaunchSpec) -> "RunRecord":

@@ -159,7 +159,11 @@ class CastWatch:
 
     def _add_cast(self, operator: Operator, source: torch.Tensor, target: torch.Tensor, ns: int) -> None:
         spot, instruction = self._sampler.spot(operator.name), current_instruction()
-        repeats = any(stride == 0 and size > 1 for stride, size in zip(source.stride(), source.shape, strict=True))
+        is_backward = spot.phase is Phase.BACKWARD and not self._sampler.is_recompute
+        # the gradient of a sum is an expanded tensor, by no choice of the script's
+        repeats = not is_backward and any(
+            stride == 0 and size > 1 for stride, size in zip(source.stride(), source.shape, strict=True)
+        )
         held = source.untyped_storage().nbytes() * target.element_size() // source.element_size() if repeats else 0
         cast = _Cast(
             spot=spot,
@@ -171,7 +175,7 @@ class CastWatch:
             expanded_bytes=max(0, _nbytes(target) - held) if repeats else 0,
             ns=ns,
         )
-        if spot.phase is Phase.BACKWARD and not self._sampler.is_recompute:
+        if is_backward:
             cast.origin = CastOrigin.BACKWARD
         elif instruction.is_cast_list:
             cast.origin = CastOrigin.AUTOCAST

@@ -57,7 +57,10 @@ class CastPlace:
     ms: float | None
     """Host time, all calls; None where a device computed on its own."""
     expanded_bytes: int = 0
-    """Written by casts of expanded tensors beyond what the tensor's storage held: the cast repeats every number."""
+    """Written by casts of expanded tensors beyond what the tensor's storage held: the cast repeats every number.
+
+    Not counted in backward, where the gradient of every sum is an expanded tensor.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ def render_casts(run: RunRecord, console: Console) -> None:
     whose = f"the script's own ({inert_line(run.left_alone)})" if run.left_alone else run.precision
     console.print(Text(headline(casts, precision=whose), style="bold"))
     rows = _rows(casts)
-    console.print(_table(rows[:_MAX_ROWS], len(casts.steps)))
+    console.print(_table(rows[:_MAX_ROWS], casts))
     if len(rows) > _MAX_ROWS:
         console.print(f"{len(rows) - _MAX_ROWS} more rows; --json has them all", style="dim")
     for note in (*notes(casts), *run.notes):
@@ -121,24 +121,25 @@ def _add_cast(row: _Row, cast: CastPlace) -> None:
     row.bytes += cast.bytes
 
 
-def _table(rows: list[tuple[_Key, _Row]], num_steps: int) -> Table:
-    table = Table(box=box.SIMPLE, padding=(0, 1), pad_edge=False)
-    table.add_column("module", overflow="ellipsis", no_wrap=True, max_width=24)
-    table.add_column("operator", overflow="ellipsis", no_wrap=True, max_width=20)
-    table.add_column("computed in", no_wrap=True, max_width=11)
-    table.add_column("calls", justify="right")
-    table.add_column("casts", justify="right")
-    table.add_column("cast", justify="right", no_wrap=True)
+def _table(rows: list[tuple[_Key, _Row]], casts: CastRecord) -> Table:
+    num_steps, total_ms = len(casts.steps), casts.operator_ms or 0.0
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("module", overflow="ellipsis", no_wrap=True, max_width=20)
+    table.add_column("operator", overflow="ellipsis", no_wrap=True, max_width=18)
+    table.add_column("dtype", no_wrap=True, max_width=14)
+    for heading in ("calls", "time", "casts", "cast"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for (module, op, dtype), row in rows:
         table.add_row(
             Text(inert_line(module)),
             Text(inert_line(op)),
             dtype,
             f"{row.calls / num_steps:g}" if row.calls else "",
+            f"{row.ms / total_ms:.0%}" if total_ms and row.ms else "",
             f"{row.casts / num_steps:g}" if row.casts else "",
             format_bytes(row.bytes / num_steps) if row.bytes else "",
         )
-    table.caption = "calls, casts and bytes cast: a step, forward and backward together"
+    table.caption = "calls, casts and bytes cast: a step; time: share of the operators'"
     return table
 
 
