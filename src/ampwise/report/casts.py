@@ -123,8 +123,8 @@ def _add_cast(row: _Row, cast: CastPlace) -> None:
 
 def _table(rows: list[tuple[_Key, _Row]], casts: CastRecord) -> Table:
     num_steps, total_ms = len(casts.steps), casts.operator_ms or 0.0
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("module", overflow="ellipsis", no_wrap=True, max_width=20)
+    table = Table(box=box.SIMPLE, padding=0, pad_edge=False)
+    table.add_column("module", overflow="ellipsis", no_wrap=True, max_width=22)
     table.add_column("operator", overflow="ellipsis", no_wrap=True, max_width=18)
     table.add_column("dtype", no_wrap=True, max_width=14)
     for heading in ("calls", "time", "casts", "cast"):
