@@ -67,7 +67,8 @@ def is_known(operator: str) -> bool:
 class _Scope(threading.local):
     """Which table holds in this thread."""
 
-    table: OpTable | None = None
+    def __init__(self) -> None:
+        self.table: OpTable | None = None  # an attribute of each thread's own: a class's would fail Dynamo's guards
 
 
 _SCOPE = _Scope()

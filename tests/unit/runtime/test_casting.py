@@ -242,6 +242,20 @@ def test_compiled_equals_eager(rules, backend, x):
     assert all(torch.allclose(one, other, **tolerance) for one, other in zip(eager, compiled, strict=True))
 
 
+def test_code_may_be_compiled_in_a_thread_that_never_ran_it(x):
+    torch._dynamo.reset()
+    model = net(Quiet)
+    outs = []
+    with plan_in_effect(model, plan({"op": "softmax", "compute": "fp32"})):
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        for _ in range(2):
+            thread = threading.Thread(target=lambda: outs.append(compiled(x)))
+            thread.start()
+            thread.join()
+        assert all(torch.equal(out, model(x)) for out in outs)
+    assert len(outs) == 2
+
+
 def test_a_model_compiled_before_is_compiled_anew(x):
     torch._dynamo.reset()
     model = net(Quiet)

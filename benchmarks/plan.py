@@ -1,0 +1,163 @@
+"""What a plan costs: a region by a rule on a module, an overridden operator, and everything else.
+
+One process, the plan on and off in turn; processor time on one thread. Each row's milliseconds are microseconds a
+call, for ``CALLS`` calls. A module that passes its input on shows the region alone; the operators are tiny, so that the
+mode is all there is. "Beside a rule" is an operator that no rule names in a module where one names another; "elsewhere"
+is a module that no rule names, beside one that a rule names. Compiled, both sides run the same graph: what is left is
+the guards, once a call of the whole model.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+from _common import Row, publish
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+
+import ampwise
+from ampwise.plan.plan import Lists, Plan, Rule
+
+CALLS = 1000
+BF16 = torch.bfloat16
+x = torch.randn(4, 8)
+
+
+class Repeated(nn.Module):
+    """Makes ``CALLS`` calls of something in a forward."""
+
+    def __init__(self, call: Callable[[torch.Tensor], torch.Tensor], part: nn.Module | None = None) -> None:
+        super().__init__()
+        self.part = part or nn.Identity()
+        self.call = call
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Pass the input on."""
+        for _ in range(CALLS):
+            self.call(x)
+        return x
+
+
+def modules(part: nn.Module) -> Repeated:
+    return Repeated(part, part)
+
+
+def plan(*rules: Rule) -> Plan:
+    return Plan(default="bf16", rules=rules, lists=Lists.STOCK)
+
+
+def cases() -> dict[str, tuple[nn.Module, Plan, str]]:
+    """Name -> the model, its plan, the goal in microseconds a call."""
+    weight, fp32 = torch.randn(8, 8), Rule(module="part", compute="fp32")
+    softmax = Rule(op="softmax", compute="fp32")
+    elsewhere = nn.Sequential(modules(nn.Identity()), nn.Softmax(-1))
+    return {
+        "module in fp32": (modules(nn.Identity()), plan(fp32), "<= 4 us"),
+        "module in fp16": (modules(nn.Identity()), plan(Rule(module="part", compute="fp16")), "<= 4 us"),
+        "x.softmax overridden": (Repeated(lambda x: x.softmax(-1)), plan(softmax), "<= 4 us"),
+        "F.softmax overridden": (Repeated(lambda x: F.softmax(x, -1)), plan(softmax), "<= 4 us"),
+        "linear overridden": (
+            Repeated(lambda x: F.linear(x, weight)),
+            plan(Rule(op="linear", compute="fp32")),
+            "<= 4 us",
+        ),
+        "relu beside a rule": (Repeated(torch.relu), plan(softmax), "reported"),
+        "module elsewhere": (elsewhere, plan(Rule(op="softmax", module="1", compute="fp32")), "0"),
+        "relu, no rules": (Repeated(torch.relu), plan(), "0"),
+    }
+
+
+def timed(model: nn.Module, given: Plan, *, on: bool) -> float:
+    """Milliseconds of a forward under torch's own autocast in the plan's default."""
+    context = ampwise.plan_in_effect(model, given) if on else nullcontext()
+    with torch.no_grad(), torch.autocast("cpu", BF16), context:
+        model(x)
+        start = time.process_time()
+        model(x)
+        return (time.process_time() - start) * 1e3
+
+
+def row(name: str, model: nn.Module, given: Plan, goal: str, *, runs: int) -> Row:
+    pairs = []
+    for number in range(runs):
+        first = number % 2 == 0
+        one, other = timed(model, given, on=first), timed(model, given, on=not first)
+        pairs.append((one, other) if first else (other, one))
+    added = statistics.median(ours - plain for ours, plain in pairs)
+    ratios = [plain / ours for ours, plain in pairs]
+    return Row(
+        case=name,
+        side=f"+{added:.2f} us",
+        baseline="torch.autocast",
+        ms=statistics.median(ours for ours, _ in pairs),
+        baseline_ms=statistics.median(plain for _, plain in pairs),
+        ratio=statistics.median(ratios),
+        ratio_min=min(ratios),
+        ratio_max=max(ratios),
+        runs=runs,
+        goal=goal,
+    )
+
+
+def compiled_row(*, runs: int) -> Row:
+    """A compiled model with a module in fp32 and an operator in fp32, beside one whose code says the same itself."""
+
+    class ByHand(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.wo = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", BF16):
+                x = self.a(x)
+            with torch.autocast("cpu", enabled=False):
+                x = self.wo(x.float())
+                return torch.softmax(x.float(), -1)
+
+    class Plain(ByHand):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.softmax(self.wo(self.a(x)), -1)
+
+    model, by_hand = Plain(), ByHand()
+    rules = Rule(module="wo", compute="fp32"), Rule(op="softmax", compute="fp32")
+    with ampwise.plan_in_effect(model, plan(*rules)), torch.no_grad(), torch.autocast("cpu", BF16):
+        sides = [torch.compile(one, backend="aot_eager", fullgraph=True) for one in (model, by_hand)]
+        times: list[list[float]] = [[], []]
+        for number in range(runs + 1):
+            for index in (0, 1) if number % 2 else (1, 0):
+                start = time.process_time()
+                for _ in range(CALLS):
+                    sides[index](x)
+                times[index].append((time.process_time() - start) * 1e3)
+    ours, plain = times[0][1:], times[1][1:]
+    ratios = [b / a for a, b in zip(ours, plain, strict=True)]
+    return Row(
+        case="compiled",
+        side=f"{statistics.median(ours) - statistics.median(plain):+.2f} us",
+        baseline="the same by hand",
+        ms=statistics.median(ours),
+        baseline_ms=statistics.median(plain),
+        ratio=statistics.median(ratios),
+        ratio_min=min(ratios),
+        ratio_max=max(ratios),
+        runs=runs,
+        goal="0",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=21)
+    parser.add_argument("--quick", action="store_true", help="fewer runs")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    runs = 7 if arguments.quick else arguments.runs
+    rows = [row(name, *case, runs=runs) for name, case in cases().items()]
+    publish("plan", [*rows, compiled_row(runs=runs)], note=f"Processor time; {CALLS} calls, so ms are us a call.")
+
+
+if __name__ == "__main__":
+    main()
