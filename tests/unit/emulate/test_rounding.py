@@ -193,3 +193,9 @@ def test_any_shape_and_layout(name, mode, shape):
 def test_bad_input(call, text):
     with pytest.raises(UsageError, match=text):
         call()
+
+
+def test_a_nan_of_all_ones_stays_one():
+    given = torch.tensor([0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)
+    for name in ("tf32", "bf16", "fp16", "fp8"):
+        assert round_to(given, name).isnan().all()

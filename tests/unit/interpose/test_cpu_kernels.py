@@ -216,3 +216,20 @@ def test_the_gradient_is_rounded_as_a_factor_of_the_backward_products():
     undo()
     torch.testing.assert_close(a.grad, C.round() @ B.round().t())
     torch.testing.assert_close(b.grad, A.round().t() @ C.round())
+
+
+def test_the_gradient_is_rounded_in_a_convolutions_backward_pass_too():
+    x, w = IMAGE.clone().requires_grad_(), FILTER.clone().requires_grad_()
+    wide_x, wide_w = IMAGE.round().requires_grad_(), FILTER.round().requires_grad_()
+    gradient = numbers(2, 4, 4, 4, seed=5)
+    F.conv2d(wide_x, wide_w, groups=2).backward(gradient.round())
+    undo = round_factors(torch.round)
+    F.conv2d(x, w, groups=2).backward(gradient)
+    undo()
+    torch.testing.assert_close(x.grad, wide_x.grad)
+    torch.testing.assert_close(w.grad, wide_w.grad)
+
+
+def test_what_attention_keeps_in_fp32_stays_so(emulated):
+    out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*(one.half() for one in HEADS))
+    assert (out.dtype, logsumexp.dtype) == (HALF, torch.float32)
