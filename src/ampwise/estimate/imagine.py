@@ -3,11 +3,10 @@
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
-import torch._dynamo  # imported before torch's names are stood in for: it keeps tables of them
-import torch.distributed.tensor  # as above
 
 from ampwise.estimate.allocator import AllocatorSettings, CachingAllocator
 from ampwise.estimate.casts import ImaginaryAutocast
@@ -73,6 +72,8 @@ def imagined(
         settings: The caching allocator's.
         has_workspaces: Whether cuBLAS takes workspaces from the allocator, as it does since torch 1.12.
     """
+    for module in ("torch._dynamo", "torch.distributed.tensor"):
+        import_module(module)  # they keep tables of torch's names, which are about to be stood in for
     imagination = Imagination(gpu, bus=bus, settings=settings or AllocatorSettings(), has_workspaces=has_workspaces)
     shown = ImaginaryGpu(
         name=gpu.name, compute_capability=gpu.compute_capability or (9, 0), total_bytes=gpu.total_bytes

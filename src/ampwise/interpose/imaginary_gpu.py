@@ -1,10 +1,10 @@
-"""What ``torch.cuda`` and ``torch.accelerator`` answer while a GPU is imagined: one of its kind, idle, and as large as told."""
+"""What ``torch.cuda`` and ``torch.accelerator`` answer while a GPU is imagined: one, idle, as large as told."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 import torch
 
@@ -54,7 +54,7 @@ class _Stream:
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
-    def __enter__(self) -> "_Stream":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -97,17 +97,36 @@ class _Device(AbstractContextManager[None]):
         pass
 
 
-class _Generator(torch.Generator):
-    """A generator on the host, wherever it is asked for: the numbers it draws are never seen."""
+class _IsGenerator(type):
+    """Answers ``isinstance(generator, torch.Generator)`` as the class stood in for would."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _HOST_GENERATOR)
+
+
+class _Generator(metaclass=_IsGenerator):
+    """Makes generators on the host, wherever they are asked for: the numbers they draw are never seen."""
 
     def __new__(cls, device: Any = "cpu") -> torch.Generator:  # torch's own class comes out
         _ = device
-        return torch.Generator.__new__(torch.Generator, "cpu")
+        return _HOST_GENERATOR("cpu")
+
+
+_HOST_GENERATOR: Final = torch.Generator
 
 
 def _always(answer: Any) -> Callable[..., Any]:
     def answering(*_: Any, **__: Any) -> Any:
         return answer
+
+    return answering
+
+
+def _asking(ask: Callable[[], Any]) -> Callable[..., Any]:
+    """``ask``, whatever arguments it is called with: they name a device, and there is one."""
+
+    def answering(*_: Any, **__: Any) -> Any:
+        return ask()
 
     return answering
 
@@ -134,7 +153,7 @@ def _cuda(gpu: ImaginaryGpu, meter: Meter) -> Iterator[StandIn]:
         gcnArchName="",
     )
     state = torch.zeros(16, dtype=torch.uint8)
-    answers: dict[str, Callable[..., Any]] = {
+    answers: dict[str, Any] = {
         **dict.fromkeys(_NOTHING.split(), _always(None)),
         **dict.fromkeys(_TRUE.split(), _always(True)),
         **dict.fromkeys(_FALSE.split(), _always(False)),
@@ -146,17 +165,17 @@ def _cuda(gpu: ImaginaryGpu, meter: Meter) -> Iterator[StandIn]:
         "get_arch_list": _always([f"sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]}"]),
         "is_bf16_supported": _always(gpu.computes_in_bf16),
         "is_tf32_supported": _always(gpu.compute_capability >= (8, 0)),
-        "get_rng_state": lambda *_, **__: state.clone(),
-        "get_rng_state_all": lambda: [state.clone()],
-        "mem_get_info": lambda *_, **__: (gpu.total_bytes - meter.reserved_bytes(), gpu.total_bytes),
-        "stream": lambda *_, **__: nullcontext(),
+        "get_rng_state": _asking(state.clone),
+        "get_rng_state_all": _asking(lambda: [state.clone()]),
+        "mem_get_info": _asking(lambda: (gpu.total_bytes - meter.reserved_bytes(), gpu.total_bytes)),
+        "stream": _asking(nullcontext),
         "Stream": _Stream,
         "ExternalStream": _Stream,
         "Event": _Event,
         "device": _Device,
         "device_of": _Device,
-        "current_stream": lambda *_, **__: _Stream(),
-        "default_stream": lambda *_, **__: _Stream(),
+        "current_stream": _asking(_Stream),
+        "default_stream": _asking(_Stream),
         "default_generators": (torch.default_generator,),
         **_memory(meter),
     }
@@ -164,7 +183,7 @@ def _cuda(gpu: ImaginaryGpu, meter: Meter) -> Iterator[StandIn]:
         yield StandIn(owner="torch.cuda", attribute=name, make=_always(answer))
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         yield StandIn(owner="torch.cuda.nvtx", attribute=name, make=_always(_always(None)))
-    yield StandIn(owner="torch.cuda.nvtx", attribute="range", make=_always(lambda *_, **__: nullcontext()))
+    yield StandIn(owner="torch.cuda.nvtx", attribute="range", make=_always(_asking(nullcontext)))
 
 
 def _memory(meter: Meter) -> dict[str, Callable[..., Any]]:
@@ -179,16 +198,16 @@ def _memory(meter: Meter) -> dict[str, Callable[..., Any]]:
         }
 
     return {
-        "memory_allocated": lambda *_, **__: meter.allocated_bytes(),
-        "memory_reserved": lambda *_, **__: meter.reserved_bytes(),
-        "memory_cached": lambda *_, **__: meter.reserved_bytes(),
-        "max_memory_allocated": lambda *_, **__: meter.peak_allocated_bytes(),
-        "max_memory_reserved": lambda *_, **__: meter.peak_reserved_bytes(),
-        "max_memory_cached": lambda *_, **__: meter.peak_reserved_bytes(),
+        "memory_allocated": _asking(meter.allocated_bytes),
+        "memory_reserved": _asking(meter.reserved_bytes),
+        "memory_cached": _asking(meter.reserved_bytes),
+        "max_memory_allocated": _asking(meter.peak_allocated_bytes),
+        "max_memory_reserved": _asking(meter.peak_reserved_bytes),
+        "max_memory_cached": _asking(meter.peak_reserved_bytes),
         "memory_stats": stats,
         "memory_summary": _always("(no memory summary: this GPU is imagined)"),
         "memory_snapshot": _always([]),
-        "empty_cache": lambda: meter.empty_cache(),
+        "empty_cache": _asking(meter.empty_cache),
         # the peaks are the estimate's own answer: a script that resets them does not lower it
         **dict.fromkeys(
             ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"), _always(None)
@@ -205,8 +224,8 @@ def _accelerator(meter: Meter) -> Iterator[StandIn]:
         "device_count": _always(1),
         "current_device_index": _always(0),
         "current_device_idx": _always(0),
-        "current_stream": lambda *_, **__: _Stream(),
-        "empty_cache": lambda: meter.empty_cache(),
+        "current_stream": _asking(_Stream),
+        "empty_cache": _asking(meter.empty_cache),
     }
     for name, answer in answers.items():
         yield StandIn(owner="torch.accelerator", attribute=name, make=_always(answer))

@@ -45,12 +45,28 @@ def _properties() -> Iterator[StandIn]:
 def _methods() -> Iterator[StandIn]:
     yield StandIn(owner=_TENSOR, attribute="to", make=_to)
     yield StandIn(owner=_TENSOR, attribute="cuda", make=lambda _: _cuda)
-    yield StandIn(owner=_TENSOR, attribute="pin_memory", make=lambda _: lambda tensor, *_, **__: tensor)
-    yield StandIn(owner=_TENSOR, attribute="is_pinned", make=lambda _: lambda tensor, *_, **__: False)
-    yield StandIn(owner=_TENSOR, attribute="record_stream", make=lambda _: lambda tensor, _stream: None)
-    yield StandIn(owner=_TENSOR, attribute="get_device", make=lambda _: lambda t: 0 if is_imaginary(t) else -1)
+    yield StandIn(owner=_TENSOR, attribute="pin_memory", make=lambda _: _itself)
+    yield StandIn(owner=_TENSOR, attribute="is_pinned", make=lambda _: _is_pinned)
+    yield StandIn(owner=_TENSOR, attribute="record_stream", make=lambda _: _record_stream)
+    yield StandIn(owner=_TENSOR, attribute="get_device", make=lambda _: _get_device)
     yield StandIn(owner=_TENSOR, attribute="type", make=_type)
     yield StandIn(owner=_TENSOR, attribute="__repr__", make=_repr)
+
+
+def _itself(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+    return tensor
+
+
+def _is_pinned(_tensor: Tensor, *_: Any, **__: Any) -> bool:
+    return False
+
+
+def _record_stream(_tensor: Tensor, _stream: Any) -> None:
+    pass
+
+
+def _get_device(tensor: Tensor) -> int:
+    return GPU.index if is_imaginary(tensor) else -1
 
 
 def _cuda(tensor: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:  # noqa: FBT001, FBT002 # torch's own signature
@@ -89,7 +105,8 @@ def _cast(original: Callable[..., Tensor], tensor: Tensor, rest: tuple[Any, ...]
     copy = others.get("copy", len(flags) > 1 and flags[1])
     if dtype is None and not copy and others.get("memory_format") is None:
         return tensor
-    keywords = {name: value for name, value in others.items() if name in {"memory_format"} and value is not None}
+    memory_format = others.get("memory_format")
+    keywords = {} if memory_format is None else {"memory_format": memory_format}
     return original(tensor, dtype or tensor.dtype, copy=copy, **keywords)
 
 
