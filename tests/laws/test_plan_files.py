@@ -121,6 +121,13 @@ def test_comments_go_with_their_rules():
     assert one.place() == "layers.*.wo"
 
 
+def test_rules_that_are_written_in_another_form_are_written_anew():
+    text = 'version = 1\ndefault = "fp16"\nrule = [{op = "softmax", compute = "fp32"}] # why\n'
+    assert update_toml(text, parse_plan(text)) == to_toml(parse_plan(text))
+    text = 'version = 1\ndefault = "fp16"\n[[rule]]\nop = "softmax"\ncompute = "fp32"\nbecause = """\n[[rule]]\n"""\n'
+    assert parse_plan(update_toml(text, parse_plan(text))) == parse_plan(text)
+
+
 def test_a_file_that_is_no_plan_is_replaced(tmp_path):
     path = tmp_path / "plan.toml"
     for content in (b"\xff", b"a = ", b"", b"rule = [{op = 'softmax', compute = 'fp32'}]"):

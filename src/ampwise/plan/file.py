@@ -126,7 +126,7 @@ class _Reader:
     def preset(self, name: str, *, above: Sequence[str]) -> _Layer:
         """What a preset says."""
         table = {"version": VERSION, **preset_rows()[name]["plan"]}
-        return self._table(table, f'preset "{name}"', lines=(), folder=Path(), above=(*above, name))
+        return self._table(table, f'preset "{name}"', lines=(), folder=Path(), above=above)
 
     def _table(
         self, table: Mapping[str, Any], source: str, *, lines: Sequence[int], folder: Path, above: Sequence[str]
@@ -147,15 +147,14 @@ class _Reader:
 
     def _included(self, entry: str, mistakes: list[str], *, folder: Path, above: Sequence[str]) -> _Layer:
         """What one entry of ``include`` says: a preset's name, or a file's path from the folder of the plan."""
-        is_preset = entry in preset_rows()
+        if entry in preset_rows():
+            return self.preset(entry, above=above)
         path = folder / entry
-        key = entry if is_preset else os.path.realpath(path)
+        key = os.path.realpath(path)
         if key in above:
             way = " -> ".join(inert_line(Path(one).name) for one in (*above[above.index(key) :], key))
             mistakes.append(f"include: {quoted(entry)} leads back to itself: {way}")
             return _NOTHING
-        if is_preset:
-            return self.preset(entry, above=above)
         if not entry.endswith(".toml"):
             wrong = not_one_of(inert_line(entry, max_length=60), preset_rows(), kind="preset")
             mistakes.append(f"include: {wrong}, nor a file that ends in .toml")
