@@ -15,9 +15,9 @@ from ampwise.interpose.replicate import REPLICATE
 from ampwise.interpose.seam import Undo, intercept, once
 from ampwise.observe.modules import unwrapped
 from ampwise.plan.find import find_plan
-from ampwise.plan.plan import Lists, Plan
+from ampwise.plan.plan import Lists, Plan, Updates
 from ampwise.runtime.cast_forward import CastForward, cast_forward_of
-from ampwise.runtime.cast_values import LOW
+from ampwise.runtime.cast_values import DTYPES, LOW
 from ampwise.runtime.placement import current_device
 from ampwise.runtime.plan_places import Bound, bind, without_effect
 
@@ -50,6 +50,7 @@ def apply_plan(model: nn.Module, plan: Plan | str) -> Undo:
     plan = plan if isinstance(plan, Plan) else find_plan(plan)
     model = unwrapped(model)
     _check_free(model)
+    _check_kept(model, plan)
     with ExitStack() as stack:
         bound = bind(model, plan)
         device_type = device_type_of_model(model)
@@ -106,6 +107,24 @@ def _check_free(model: nn.Module) -> None:
                 f'a plan is in effect on this model already (at "{path or "the model itself"}"); '
                 "call the undo that apply_plan returned, then apply the other plan"
             )
+
+
+def _check_kept(model: nn.Module, plan: Plan) -> None:
+    """Refuse a plan for parameters in another format than the model has, or for updates that torch cannot make."""
+    if plan.updates is not Updates.NEAREST:
+        raise CannotRunError(
+            f'updates = "{plan.updates}": torch\'s optimizers round updates to nearest, and ampwise has none that does '
+            f'otherwise in this version; write updates = "nearest", which loses small updates of {plan.parameters} '
+            'parameters, or parameters = "fp32"'
+        )
+    dtype = DTYPES.get(plan.parameters)
+    others = [(name, one.dtype) for name, one in model.named_parameters() if dtype in LOW and one.dtype is not dtype]
+    if others:
+        name, found = others[0]
+        raise CannotRunError(
+            f'parameters = "{plan.parameters}": "{name}" is {str(found).removeprefix("torch.")}; '
+            f"cast the model before you apply the plan: model.to({dtype})"
+        )
 
 
 def _switch(plan: Plan, bound: Bound, device_type: str, stack: ExitStack) -> None:

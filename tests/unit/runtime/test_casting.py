@@ -179,7 +179,7 @@ def test_what_needs_no_cast_is_handed_on_by_identity(x):
     assert cache == [x]
 
 
-NOT_TORCHS = {"fp8"}
+NOT_TORCHS = {"fp8", "bf16-pure"}
 """Presets that torch alone cannot carry out."""
 
 
@@ -451,6 +451,17 @@ def test_low_parameters_in_fp32_are_refused_with_the_place():
     with pytest.raises(CannotRunError, match=r'"wo\.inner" is to compute in fp32, but its weight is bfloat16'):
         apply_plan(model, plan({"module": "wo", "compute": "fp32"}))
     apply_plan(model, plan())()
+
+
+def test_parameters_in_a_low_format_are_those_of_the_model(x):
+    kept = plan(parameters="bf16")
+    with pytest.raises(CannotRunError, match=r'"layers.0.inner.weight" is float32; cast the model before .*bfloat16'):
+        apply_plan(net(), kept)
+    model = net().bfloat16()
+    with plan_in_effect(model, kept):
+        assert torch.isfinite(model(x)).all()
+    with pytest.raises(CannotRunError, match='updates = "stochastic": torch\'s optimizers round updates to nearest'):
+        apply_plan(model, "bf16-pure")
 
 
 def test_a_scripted_module_is_refused_where_a_rule_names_it(x):
