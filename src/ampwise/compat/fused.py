@@ -38,12 +38,17 @@ def fits_fused(optimizer: Optimizer) -> bool:
     They know no sparse gradients. And on the CPU they walk through memory without looking at strides: where those of a
     gradient or of a momentum differ from the parameter's they give wrong parameters without a word.
     """
-    return all(
-        _fits(optimizer, param)
-        for group in optimizer.param_groups
-        for param in group["params"]
-        if param.grad is not None
-    )
+    for group in optimizer.param_groups:  # at every step for every parameter: loops are faster than generators
+        for param in group["params"]:
+            grad = param.grad
+            if grad is None:
+                continue
+            if grad.is_sparse or not _is_alike(param, grad):
+                return False
+            for one in optimizer.state.get(param, {}).values():
+                if isinstance(one, Tensor) and one.dim() and not _is_alike(param, one):
+                    return False
+    return True
 
 
 def is_fused_on_cpu(optimizer: Optimizer) -> bool:
@@ -136,14 +141,6 @@ def _has_own_step(optimizer: Optimizer) -> bool:
     """Whether somebody but a scheduler, which only counts, replaced this optimizer's ``step``."""
     own = vars(optimizer).get("step")
     return own is not None and not hasattr(own, "_wrapped_by_lr_sched")
-
-
-def _fits(optimizer: Optimizer, param: Tensor) -> bool:
-    grad = param.grad
-    if grad is None or grad.is_sparse or not _is_alike(param, grad):
-        return False
-    state: dict[str, Any] = optimizer.state.get(param, {})
-    return all(_is_alike(param, one) for one in state.values() if isinstance(one, Tensor) and one.dim())
 
 
 def _is_alike(param: Tensor, other: Tensor) -> bool:
