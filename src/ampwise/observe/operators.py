@@ -33,6 +33,8 @@ from ampwise.records.site import Phase, Site
 _COST_NS = 20_000
 """What a watched operator costs more, of the host's time: the mode's own call and a listener's work."""
 
+_MAX_ROUND = 10
+
 
 class Spot(NamedTuple):
     """Where an operator ran; cheap to make, hash and compare."""
@@ -102,7 +104,8 @@ class LoopPhase:
 class OperatorSampler:
     """Shows ``listener`` the operators of some steps, while entered in the thread that trains.
 
-    Step ``k`` is all from the end of step ``k - 1`` to its own end. The dispatch mode is entered for those steps only.
+    Step ``k`` is all from the end of step ``k - 1`` to its own end; a loop with several optimizers is watched on until
+    each has stepped once, ten steps at most. The dispatch mode is entered for those steps only.
     ampwise's own operators are not shown; neither is what compiled code runs.
 
     Args:
@@ -130,7 +133,11 @@ class OperatorSampler:
         self._owner = (0, 0)
         self._forward: dict[int, ModuleName | None] = {}
         self._seen: list[int] = []
+        self._optimizers: set[int] = set()
+        self._awaited: set[int] = set()
+        self._is_on = False
         self._step = 0
+        self._num_over = 0
         self._num_operators = 0
         self.note: str | None = None
         """Why a step that was asked for was not watched."""
@@ -144,6 +151,7 @@ class OperatorSampler:
 
     def __exit__(self, *exc: object) -> None:
         self._undo.close()
+        self._is_on = False
         self._leave()
 
     @property
@@ -159,12 +167,12 @@ class OperatorSampler:
     @property
     def is_watching(self) -> bool:
         """Whether operators are being shown now."""
-        return self._mode is not None
+        return self._is_on
 
     @property
     def is_here(self) -> bool:
         """Whether it is this thread whose operators are being shown."""
-        return self._mode is not None and self._owner == (os.getpid(), threading.get_ident())
+        return self._is_on and self._owner == (os.getpid(), threading.get_ident())
 
     @property
     def cost_ms(self) -> float:
@@ -189,37 +197,51 @@ class OperatorSampler:
         """The user's own line that led here."""
         return user_line(2)
 
-    def _on_step(self, _: StepOutcome) -> None:
-        if self._mode is not None:
+    def _on_step(self, event: StepOutcome) -> None:
+        optimizer = id(event.optimizer)
+        self._optimizers.add(optimizer)
+        self._awaited.discard(optimizer)
+        if self._is_on:
             self._seen.append(self._step)
+            self._num_over += 1
         self._step += 1
         self._forward.clear()
-        if not self._is_wanted():
-            self._leave()
+        is_round_over = not self._awaited or self._num_over >= _MAX_ROUND
+        if not self._is_wanted() and is_round_over:
+            self._is_on = False
+        self._leave()
         self._start_if_wanted()
 
     def _is_wanted(self) -> bool:
         return self._steps is None or self._step in self._steps
 
     def _start_if_wanted(self) -> None:
-        if self._mode is not None or not self._is_wanted():
+        if not self._is_wanted():
             return
-        if is_foreign_mode_on():
+        self._awaited, self._num_over = set(self._optimizers), 0
+        if self._mode is None and is_foreign_mode_on():
             self.note = "not watched: the script's own dispatch mode is on"
             return
-        self._owner = (os.getpid(), threading.get_ident())
-        self._mode = AroundOperators(self._around)
-        self._mode.__enter__()
+        self._is_on = True
+        if self._mode is None:
+            self._owner = (os.getpid(), threading.get_ident())
+            self._mode = AroundOperators(self._around)
+            self._mode.__enter__()
 
     def _leave(self) -> None:
         """Leave the mode where that disturbs none that was entered within it; else it passes operators through."""
         mode = self._mode
-        if mode is not None and self._owner == (os.getpid(), threading.get_ident()) and is_innermost(mode):
+        if (
+            mode is not None
+            and not self._is_on
+            and self._owner == (os.getpid(), threading.get_ident())
+            and is_innermost(mode)
+        ):
             mode.__exit__(None, None, None)
             self._mode = None
 
     def _around(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if is_internal() or not self._is_wanted() or self._owner[0] != os.getpid():
+        if is_internal() or not self._is_on or self._owner[0] != os.getpid():
             return func(*args, **kwargs)
         self._num_operators += 1
         result = self._listener.around(operator_of(func), func, args, kwargs)

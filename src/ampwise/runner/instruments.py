@@ -64,13 +64,13 @@ def _layout(_: EventBus, __: LaunchSpec, stack: ModuleStack) -> Instrument:
 def _kernels(bus: EventBus, _: LaunchSpec, __: ModuleStack) -> Instrument:
     from ampwise.instruments.kernels import KernelWatch
 
-    return KernelWatch(bus, step=6)
+    return KernelWatch(bus, step=10)
 
 
 def _process(bus: EventBus, _: LaunchSpec, __: ModuleStack) -> Instrument:
     from ampwise.instruments.process import ProcessWatch
 
-    return ProcessWatch(bus, leave_out=range(11))
+    return ProcessWatch(bus, leave_out=range(12))
 
 
 ROWS: Final = (
