@@ -29,6 +29,8 @@ _SAFE_WORDS: Final = """
 """
 _SAFE: Final = frozenset(f"aten.{word}" for word in _SAFE_WORDS.split())
 """They make nothing infinite of finite numbers, so their outputs need no look while nothing infinite is about."""
+_SUMS: Final = {torch.float64: None, torch.float32: None, torch.bfloat16: torch.float32, torch.float16: torch.float32}
+"""In which dtype the numbers of another are added up."""
 _MAX_ORIGINS: Final = 32
 _MAX_OPERANDS: Final = 8
 Owner = Callable[[torch.Tensor], tuple[ModuleName | None, str | None]]
@@ -247,14 +249,14 @@ class OriginFinder:
 
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether all of a floating tensor's numbers are finite; True for what holds none. Waits for the device."""
-    if not tensor.is_floating_point() or tensor.layout is not torch.strided or not tensor.numel() or tensor.is_meta:
+    dtype = tensor.dtype
+    if not dtype.is_floating_point or tensor.layout is not torch.strided or tensor.is_meta:
         return True
-    values = tensor.detach()
-    if values.element_size() == 1:  # fp8 has no kernels
+    values = tensor.detach() if tensor.requires_grad else tensor
+    if dtype not in _SUMS:  # fp8 has no kernels
         values = values.float()
     # a sum is a quarter of the cost; where it overflows though every number is finite, the extremes tell
-    dtype = torch.float32 if values.element_size() < 4 else None
-    if math.isfinite(values.sum(dtype=dtype).item()):
+    if math.isfinite(values.sum(dtype=_SUMS.get(dtype)).item()):
         return True
     low, high = torch.aminmax(values)
     return math.isfinite(low.item()) and math.isfinite(high.item())
