@@ -49,16 +49,15 @@ class NamedLosses:
         self._named: dict[str, _Named] = {}
         self._left: list[tuple[Tensor, Any]] = []
 
-    def scale(self, loss: Any, name: str, common: Tensor) -> Tensor:
-        """The loss times its own scale; its backward pass gives gradients times ``common``.
+    def scale(self, loss: Any, name: str, common: Tensor | None) -> Tensor:
+        """The loss times its own scale; its backward pass gives gradients times ``common``, which is there by then.
 
         Raises:
             UsageError: the loss is no tensor, or the name is none of those declared.
         """
-        if not isinstance(loss, Tensor):
+        if not isinstance(loss, Tensor) or common is None:
             raise UsageError(f"scale(..., name={name!r}) was given a {type(loss).__name__}; give one loss as a tensor")
         one = self._of(name, common.device)
-        self._take_back()
         scaled = loss * one.state.scale.to(loss.device, non_blocking=True)
         if scaled.requires_grad:
             scaled.register_hook(_Begin(self, loss, one, common))
@@ -120,7 +119,7 @@ class NamedLosses:
                 "a named loss cannot go through torch.utils.checkpoint with use_reentrant=True, whose gradients do not "
                 "pass through this graph: use use_reentrant=False"
             )
-        self._take_back()
+        self.take_back()
         one.is_used = True
         factors = Replicator(common / one.state.scale)
         findings, largests = Replicator(torch.zeros_like(one.found)), Replicator(torch.zeros_like(one.amax))
@@ -129,7 +128,7 @@ class NamedLosses:
         queue_callback(lambda: self._end(one, common, findings, largests))
 
     def _end(self, one: _Named, common: Tensor, findings: Replicator, largests: Replicator) -> None:
-        self._take_back()
+        self.take_back()
         found, tops = found_inf_of(findings).values(), found_inf_of(largests).values()
         device = common.device
         with torch.no_grad():
@@ -138,7 +137,7 @@ class NamedLosses:
             for top in tops:
                 one.amax = torch.maximum(one.amax, top.to(device, non_blocking=True) / common)
 
-    def _take_back(self) -> None:
+    def take_back(self) -> None:
         """Remove the hooks of a pass that has ended, or was broken off."""
         left, self._left = self._left, []
         for leaf, handle in left:

@@ -150,19 +150,17 @@ class GradScaler(torch.amp.GradScaler):
         if not self._enabled:
             return outputs
         self._suspects.note_loss(outputs)
+        self._named.take_back()
         if name is None:
             self._moves = True
             return super().scale(outputs)
-        if self._scale is None:
+        if self._scale is None and isinstance(outputs, Tensor):
             self._lazy_init_scale_growth_tracker(outputs.device)
-        scale, _ = self._check_scale_growth_tracker("scale")
-        return self._named.scale(outputs, name, scale)
+        return self._named.scale(outputs, name, self._scale)
 
     def get_scale(self, name: str | None = None) -> float:
         """The scale, or that of the loss with this name; waits for the device."""
-        if name is None or not self._enabled:
-            return super().get_scale()
-        return self._named.value(name)
+        return super().get_scale() if name is None or not self._enabled else self._named.value(name)
 
     def measure(self, *optimizers: Optimizer) -> None:
         """Take in how large the optimizers' gradients are, before somebody else than this scaler unscales them."""

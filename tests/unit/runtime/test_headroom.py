@@ -48,7 +48,7 @@ def test_the_largest_gradient_of_all_optimizers_counts():
     params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
     optimizers = [torch.optim.SGD([one], lr=0.0) for one in params]
     for _ in range(3):
-        scaler.scale((params[0] * 2.0**-9.5).sum() + (params[1] * 2.0**2.5).sum()).backward()
+        scaler.scale((params[0] * 2.0**2.5).sum() + (params[1] * 2.0**-9.5).sum()).backward()
         for one in optimizers:
             scaler.step(one)
         scaler.update()

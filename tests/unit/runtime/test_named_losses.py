@@ -145,7 +145,7 @@ def test_their_scales_survive_a_checkpoint_a_pickle_and_a_copy():
 
 
 def test_an_error_in_a_pass_leaves_no_hook_behind():
-    scaler, weight = GradScaler("cpu"), torch.nn.Parameter(torch.ones(1))
+    scaler, weight = GradScaler("cpu", loss_scale={"a": 4.0}), torch.nn.Parameter(torch.ones(1))
 
     class Fails(torch.autograd.Function):
         @staticmethod
@@ -185,6 +185,8 @@ def test_disabled_a_name_changes_nothing():
 
 def test_what_cannot_be_meant_is_refused():
     scaler, weight = GradScaler("cpu", loss_scale={"adversarial": 8.0}), torch.nn.Parameter(torch.ones(1))
+    with pytest.raises(UsageError, match="was given a list; give one loss as a tensor"):
+        scaler.scale([weight.sum()], "adversarial")
     with pytest.raises(UsageError, match='no loss named "advers"; those given a loss scale are "adversarial"'):
         scaler.scale(weight.sum(), "advers")
     with pytest.raises(UsageError, match="give one loss as a tensor"):
