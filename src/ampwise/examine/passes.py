@@ -33,7 +33,7 @@ def follow_ups(record: RunRecord, spec: LaunchSpec) -> Iterator[Pass]:
     """The runs that a watched run's record asks for.
 
     A run in low precision is always made again in fp32: that shows what precision gained, and which faults it has no
-    part in. One with a fault is traced, and made again without its loss scale if it had one.
+    part in. One with a fault is traced, in fp32 too, and made again without its loss scale if it had one.
 
     Args:
         record: Of the watched run.
@@ -45,7 +45,8 @@ def follow_ups(record: RunRecord, spec: LaunchSpec) -> Iterator[Pass]:
         if record.final_scale is not None:
             yield Pass(role=Role.UNSCALED, spec=replace(plain, amp=Amp.UNSCALED))
     if record.precision != "fp32" or record.left_alone is not None:
-        fp32 = replace(plain, precision="fp32", emulate=None, plan=None, amp=Amp.OFF)
+        looking = _TRACER if is_faulty(record) else ()
+        fp32 = replace(plain, precision="fp32", emulate=None, plan=None, amp=Amp.OFF, instruments=looking)
         yield Pass(role=Role.IN_FP32, spec=fp32)
 
 

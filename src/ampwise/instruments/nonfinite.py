@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
@@ -12,6 +12,7 @@ from torch import nn
 from ampwise.compat.memory import has_compiled_code
 from ampwise.compat.operators import Operator
 from ampwise.compat.stance import has_dynamo, run_uncompiled
+from ampwise.instruments.bad_inputs import BadInputs, bad_buffers
 from ampwise.instruments.guard import first_bad, is_any_bad
 from ampwise.instruments.origins import OriginFinder, is_finite
 from ampwise.instruments.replay import Replay
@@ -40,7 +41,7 @@ class NonFiniteWatch:
     By default a guard looks at losses, gradients and weights once a step. At an alarm the step's calls of modules are
     run again, uncompiled, from the same random numbers with every operator watched; what that does not explain (a
     loss, an optimizer) is watched in the steps that follow. With ``trace`` every operator of every step is watched, and
-    compiled code runs uncompiled.
+    compiled code runs uncompiled; with ``steps`` those of these steps, which shows infinities that leave no trace.
 
     The guard waits for the device once after each backward pass and once after each step; the trace at every operator.
     Gradients autograd sums in place otherwise are summed out of place under the trace.
@@ -48,19 +49,24 @@ class NonFiniteWatch:
     Args:
         bus: Where the loop's events are published.
         trace: Watch every operator from the start.
+        steps: Indices of steps that are watched in full without an alarm.
         stack: Says which module is being called; by default one of its own.
     """
 
-    def __init__(self, bus: EventBus, *, trace: bool = False, stack: ModuleStack | None = None) -> None:
+    def __init__(
+        self, bus: EventBus, *, trace: bool = False, steps: Collection[int] = (), stack: ModuleStack | None = None
+    ) -> None:
         self._bus = bus
         self._trace = trace
-        self._steps: set[int] = _AllSteps() if trace else set()
+        self._steps: set[int] = _AllSteps() if trace else set(steps)
+        self._max_traced = _MAX_TRACED + len(self._steps)
         self.stack = stack or ModuleStack()
         self._outermost = ModuleStack(self.stack.names, listeners=(self,))
         self._sampler = OperatorSampler(bus, self, steps=self._steps, stack=self.stack)
         self._finder = OriginFinder(self.stack, phase=self._phase, owner=self._owner)
         self._again = OriginFinder(self.stack, phase=lambda: Phase.FORWARD, owner=self._owner)
         self._replay = Replay()
+        self._inputs = BadInputs(self.stack.names)
         self._undo = ExitStack()
         self._uncompiled: ExitStack | None = None
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -114,6 +120,8 @@ class NonFiniteWatch:
             gradient_steps=tuple(self._bad_steps["gradient"]),
             weight_steps=tuple(self._bad_steps["weight"]),
             traced_steps=self._sampler.seen_steps,
+            inputs=self._inputs.record(),
+            buffers=self._bad_buffers(),
             replayed_steps=tuple(self._replayed),
             is_compiled=has_compiled_code(),
             guard_ms=self._cost_s * 1_000 / max(self._step, 1),
@@ -139,8 +147,11 @@ class NonFiniteWatch:
             self._roots.add(event.module)
             if self._sampler.is_watching:
                 self._run_uncompiled()
+                self._inputs.see_arguments(self._step, event.module, event.args, event.kwargs)
                 if event.module not in self._tainted:
                     self._tainted.add(event.module)
+                    if not self._step:
+                        self._inputs.see_state(self._step, event.module)
                     self._finder.taint((*event.module.parameters(), *event.module.buffers()))
             elif torch.is_grad_enabled():
                 self._replay.begin(event.module, event.args, event.kwargs)
@@ -200,7 +211,7 @@ class NonFiniteWatch:
             if is_explained:
                 return
         self._guard_alone(Phase.BACKWARD, [(one, one.grad) for one in self._parameters() if one.grad is not None])
-        if len(self._steps) < _MAX_TRACED:
+        if len(self._steps) < self._max_traced:
             self._steps.add(self._step + 1)
 
     def _guard_alone(self, phase: Phase, pairs: list[tuple[nn.Parameter, torch.Tensor]]) -> None:
@@ -234,6 +245,10 @@ class NonFiniteWatch:
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield parameter
+
+    def _bad_buffers(self) -> tuple[str, ...]:
+        with internal():
+            return tuple(one for root in self._roots for one in bad_buffers(self.stack.names, root))
 
     def _phase(self) -> Phase:
         return self._sampler.spot("").phase

@@ -132,6 +132,11 @@ class NumericsWatch:
     def __exit__(self, *exc: object) -> None:
         self._undo.close()
 
+    @property
+    def slowed_steps(self) -> frozenset[int]:
+        """Indices of the steps whose time says nothing."""
+        return frozenset(step.index for step in self._steps)
+
     def record(self) -> NumericsRecord:
         """What was measured so far; waits for the device."""
         with internal():

@@ -86,6 +86,23 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BadInput:
+    """A tensor that was not finite when a model was given it: no operator of the loop's own made it so."""
+
+    __pydantic_config__: ClassVar = CHECKS
+
+    step: int
+    """Index of the optimizer step that saw it first."""
+    module: str
+    """The outermost module that was called with it, as in ``Site``; the owner of a parameter."""
+    name: str
+    """``argument 0``, the keyword, or the parameter's or buffer's own name."""
+    is_parameter: bool
+    """A parameter or buffer of the model, bad before its first call; else an argument."""
+    value: Operand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NonFiniteRecord:
     """What was seen of infinities and NaN in one run."""
 
@@ -102,6 +119,10 @@ class NonFiniteRecord:
     """Steps with a gradient that was not finite when backward had ended, the loss scale still in it."""
     weight_steps: tuple[int, ...] = ()
     """Steps after which a weight was not finite."""
+    inputs: tuple[BadInput, ...] = ()
+    """What models were given that was not finite, in the steps watched in full; each once."""
+    buffers: tuple[str, ...] = ()
+    """Paths of the buffers, such as running statistics, that were not finite at the end of the run."""
     traced_steps: tuple[int, ...] = ()
     """Steps in which every operator was watched; their times say nothing."""
     replayed_steps: tuple[int, ...] = ()

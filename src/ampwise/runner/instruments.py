@@ -1,8 +1,9 @@
 """Which instruments a run can be watched with: their names, how each is made, and what it fills of the run's record."""
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 from ampwise._base.errors import UsageError
@@ -73,11 +74,65 @@ def _process(bus: EventBus, _: LaunchSpec, __: ModuleStack) -> Instrument:
     return ProcessWatch(bus, leave_out=range(12))
 
 
+def _nonfinite(bus: EventBus, spec: LaunchSpec, stack: ModuleStack) -> Instrument:
+    from ampwise.instruments.nonfinite import NonFiniteWatch
+
+    return NonFiniteWatch(bus, trace=spec.instruments == ("nonfinite",), steps=(7,), stack=stack)
+
+
+def _against_fp32(bus: EventBus, _: LaunchSpec, stack: ModuleStack) -> Instrument:
+    import torch
+
+    from ampwise.instruments.against_fp32 import AgainstFp32
+
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device_type = "cpu" if device is None else device.type
+    high = partial(torch.autocast, device_type, enabled=False)
+    return AgainstFp32(bus, low=nullcontext, high=high, step=8, names=stack.names)
+
+
+def _numerics(bus: EventBus, _: LaunchSpec, stack: ModuleStack) -> Instrument:
+    from ampwise.instruments.numerics import NumericsWatch
+
+    return NumericsWatch(bus, every=9, max_share=None, has_unscaled_weights=True, names=stack.names)
+
+
+def _nonfinite(bus: EventBus, spec: LaunchSpec, stack: ModuleStack) -> Instrument:
+    from ampwise.instruments.nonfinite import NonFiniteWatch
+
+    return NonFiniteWatch(bus, trace=spec.instruments == ("nonfinite",), stack=stack)
+
+
+def _numerics(bus: EventBus, spec: LaunchSpec, stack: ModuleStack) -> Instrument:
+    from ampwise.instruments.numerics import NumericsWatch
+
+    # a loss scale that ampwise injects is out of the gradients again where they are accumulated
+    is_injected = "fp16" in {spec.precision, spec.emulate}
+    return NumericsWatch(bus, every=10, max_share=None, has_unscaled_weights=is_injected, names=stack.names)
+
+
+def _against_fp32(bus: EventBus, _: LaunchSpec, stack: ModuleStack) -> Instrument:
+    import torch
+
+    from ampwise.instruments.against_fp32 import AgainstFp32
+    from ampwise.runtime.placement import current_device
+
+    device_type = current_device().type
+    in_fp32 = partial(torch.autocast, device_type, enabled=False)
+    return AgainstFp32(bus, low=nullcontext, high=in_fp32, step=8, names=stack.names)
+
+
 ROWS: Final = (
     InstrumentRow(name="layout", field="layout", make=_layout),
+    InstrumentRow(name="nonfinite", field="nonfinite", make=_nonfinite),
+    InstrumentRow(name="numerics", field="numerics", make=_numerics),
     InstrumentRow(name="syncs", field="syncs", make=_syncs),
     InstrumentRow(name="casts", field="casts", make=_casts),
     InstrumentRow(name="memory", field="memory", make=_memory),
+    InstrumentRow(name="nonfinite", field="nonfinite", make=_nonfinite),
+    InstrumentRow(name="against_fp32", field="against_fp32", make=_against_fp32),
+    InstrumentRow(name="numerics", field="numerics", make=_numerics),
+    InstrumentRow(name="against_fp32", field="against_fp32", make=_against_fp32),
     InstrumentRow(name="kernels", field="kernels", make=_kernels),
     InstrumentRow(name="process", field="process", make=_process),
 )
@@ -97,7 +152,16 @@ def rows_of(names: Iterable[str]) -> tuple[InstrumentRow, ...]:
     return tuple(row for row in ROWS if row.name in wanted)
 
 
-def enter_instruments(bus: EventBus, spec: LaunchSpec, undo: ExitStack) -> dict[str, Instrument]:
-    """Start the instruments that ``spec`` names, until ``undo`` is closed: each by its field of the run's record."""
-    stack = ModuleStack()
+def enter_instruments(
+    bus: EventBus, spec: LaunchSpec, undo: ExitStack, *, modules: ModuleStack | None = None
+) -> dict[str, Instrument]:
+    """Start the instruments that ``spec`` names, until ``undo`` is closed: each by its field of the run's record.
+
+    Args:
+        bus: Where the loop's events are published.
+        spec: Names them.
+        undo: Ends them.
+        modules: Says which module is being called; by default one is made.
+    """
+    stack = modules or ModuleStack()
     return {row.field: undo.enter_context(row.make(bus, spec, stack)) for row in rows_of(spec.instruments)}
