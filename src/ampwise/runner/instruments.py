@@ -80,35 +80,12 @@ def _nonfinite(bus: EventBus, spec: LaunchSpec, stack: ModuleStack) -> Instrumen
     return NonFiniteWatch(bus, trace=spec.instruments == ("nonfinite",), steps=(7,), stack=stack)
 
 
-def _against_fp32(bus: EventBus, _: LaunchSpec, stack: ModuleStack) -> Instrument:
-    import torch
-
-    from ampwise.instruments.against_fp32 import AgainstFp32
-
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    device_type = "cpu" if device is None else device.type
-    high = partial(torch.autocast, device_type, enabled=False)
-    return AgainstFp32(bus, low=nullcontext, high=high, step=8, names=stack.names)
-
-
-def _numerics(bus: EventBus, _: LaunchSpec, stack: ModuleStack) -> Instrument:
-    from ampwise.instruments.numerics import NumericsWatch
-
-    return NumericsWatch(bus, every=9, max_share=None, has_unscaled_weights=True, names=stack.names)
-
-
-def _nonfinite(bus: EventBus, spec: LaunchSpec, stack: ModuleStack) -> Instrument:
-    from ampwise.instruments.nonfinite import NonFiniteWatch
-
-    return NonFiniteWatch(bus, trace=spec.instruments == ("nonfinite",), stack=stack)
-
-
 def _numerics(bus: EventBus, spec: LaunchSpec, stack: ModuleStack) -> Instrument:
     from ampwise.instruments.numerics import NumericsWatch
 
     # a loss scale that ampwise injects is out of the gradients again where they are accumulated
     is_injected = "fp16" in {spec.precision, spec.emulate}
-    return NumericsWatch(bus, every=10, max_share=None, has_unscaled_weights=is_injected, names=stack.names)
+    return NumericsWatch(bus, every=9, max_share=None, has_unscaled_weights=is_injected, names=stack.names)
 
 
 def _against_fp32(bus: EventBus, _: LaunchSpec, stack: ModuleStack) -> Instrument:
@@ -129,9 +106,6 @@ ROWS: Final = (
     InstrumentRow(name="syncs", field="syncs", make=_syncs),
     InstrumentRow(name="casts", field="casts", make=_casts),
     InstrumentRow(name="memory", field="memory", make=_memory),
-    InstrumentRow(name="nonfinite", field="nonfinite", make=_nonfinite),
-    InstrumentRow(name="against_fp32", field="against_fp32", make=_against_fp32),
-    InstrumentRow(name="numerics", field="numerics", make=_numerics),
     InstrumentRow(name="against_fp32", field="against_fp32", make=_against_fp32),
     InstrumentRow(name="kernels", field="kernels", make=_kernels),
     InstrumentRow(name="process", field="process", make=_process),
