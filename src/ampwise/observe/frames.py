@@ -63,6 +63,11 @@ def user_frames() -> list[FrameType]:
     return found
 
 
+def is_users_file(filename: str) -> bool:
+    """Whether a source file is the user's own."""
+    return _rank(filename) == _USERS
+
+
 def variables_of(frame: FrameType) -> dict[str, object]:
     """The frame's variables and their values now, without keeping the values alive in the frame."""
     variables = frame.f_locals

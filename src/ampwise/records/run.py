@@ -8,6 +8,7 @@ from typing import ClassVar
 from ampwise.records.against_fp32 import AgainstFp32Record
 from ampwise.records.casts import CastRecord
 from ampwise.records.checks import CHECKS
+from ampwise.records.crash import CrashRecord
 from ampwise.records.kernels import KernelRecord
 from ampwise.records.layout import LayoutRecord
 from ampwise.records.memory import MemoryRecord
@@ -15,6 +16,7 @@ from ampwise.records.nonfinite import NonFiniteRecord
 from ampwise.records.numerics import NumericsRecord
 from ampwise.records.process import ProcessRecord
 from ampwise.records.syncs import SyncRecord
+from ampwise.records.usage import UsageRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,9 @@ class RunRecord:
     casts: CastRecord | None = None
     process: ProcessRecord | None = None
     layout: LayoutRecord | None = None
+    usage: UsageRecord | None = None
+    crash: CrashRecord | None = None
+    """What an uncaught exception of the script's came from."""
 
     @property
     def has_finished(self) -> bool:

@@ -24,7 +24,9 @@ from ampwise.runner.watch import StepWatch
 if TYPE_CHECKING:
     from ampwise.instruments.memory import PeakMemory
     from ampwise.instruments.steps import StepWatcher
+    from ampwise.observe.modules import ModuleStack
     from ampwise.plan.plan import Plan
+    from ampwise.records.crash import CrashRecord
     from ampwise.runner.inject import Injected
     from ampwise.runner.instruments import Instrument
     from ampwise.runtime.device import Choice
@@ -56,6 +58,7 @@ class Session:
         self._steps: StepWatcher | None = None
         self._memory: PeakMemory | None = None
         self._instruments: dict[str, Instrument] = {}
+        self._modules: ModuleStack | None = None
         self._notes: list[str] = []
 
     @property
@@ -123,7 +126,16 @@ class Session:
         num_steps = max(len(base.steps), self.num_steps)
         if end.status == 0 and self.spec.stop_after is not None and num_steps >= self.spec.stop_after:
             end = replace(end, stopped=True)  # in a process that the script started
-        return replace(base, end=_run_end(end, has_steps=num_steps > 0), failure=_failure(end))
+        crash = self._crash(end) if base.crash is None else base.crash
+        return replace(base, end=_run_end(end, has_steps=num_steps > 0), failure=_failure(end), crash=crash)
+
+    def _crash(self, end: ScriptEnd) -> "CrashRecord | None":
+        """What the script was doing when it raised, where torch has a part in it and somebody looks."""
+        if end.error is None or isinstance(end.error, SystemExit) or self._modules is None:
+            return None
+        from ampwise.observe.crash import read_crash
+
+        return read_crash(end.error, names=self._modules.names)
 
     def _own_record(self) -> RunRecord:
         choice, injected, memory = self._choice, self._injected, self._memory
@@ -203,9 +215,11 @@ class Session:
         if self.spec.memory_step is not None:
             self._memory = self._stack.enter_context(PeakMemory(BUS, step=self.spec.memory_step))
         if self.spec.instruments:
+            from ampwise.observe.modules import ModuleStack
             from ampwise.runner.instruments import enter_instruments
 
-            self._instruments = enter_instruments(BUS, self.spec, self._stack)
+            self._modules = ModuleStack()
+            self._instruments = enter_instruments(BUS, self.spec, self._stack, modules=self._modules)
 
     def _follow_forks(self) -> None:
         """A process that multiprocessing forks inherits all of this; it counts for itself and reports at its end."""
