@@ -76,6 +76,18 @@ class OverflowWatch:
             return self._text(what, losses, bad)
         return None
 
+    def late_fault(self, num_skips: int | None, *, losses: Sequence[Tensor]) -> str | None:
+        """What is wrong where a device that is never waited for told how many steps it had skipped in a row.
+
+        Args:
+            num_skips: as ``LateNews`` tells it: some steps ago; None where there is no news.
+            losses: of the step that is ending; read only where there is a fault.
+        """
+        if num_skips is None or num_skips < MAX_SKIPS_IN_A_ROW:
+            return None
+        bad = [loss for loss in losses if not bool(torch.isfinite(loss).all())]
+        return self._text(f"{num_skips} steps in a row were skipped, and maybe more", losses, bad)
+
     def _text(self, what: str, losses: Sequence[Tensor], bad: Sequence[Tensor]) -> str:
         names = first_non_finite(self._named_parameters())
         where = f"Non-finite gradients first in: {', '.join(names)}. " if names else ""

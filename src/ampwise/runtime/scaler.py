@@ -267,17 +267,13 @@ class GradScaler(torch.amp.GradScaler):
         self._grad_norm = norm
 
     def history(self) -> History:
-        """The scale, the gradient norm and whether it was skipped, of each of the last 1000 steps.
-
-        The rows wait on the device until this is called; only this call waits for it.
-        """
+        """The scale, the gradient norm and whether it was skipped, of the last 1000 steps. Waits for the device."""
         return self._ring.read()
 
     def signs(self) -> tuple[Sign, ...]:
         """The signs of failure in the history: gradients that explode, gradients that vanish, a scale that saws.
 
-        A healthy run has none. Vanishing is judged by a sample of the gradients in every 50th step. Waits for the
-        device.
+        A healthy run has none. Vanishing is judged by a sample in every 50th step. Waits for the device.
         """
         return signs(self.history())
 
@@ -471,6 +467,8 @@ class GradScaler(torch.amp.GradScaler):
         if host.reads_freely(scale):
             self._lower_bound = scale.item()
             self._suspects.judge(skipped=bool(found), scale=before.item())
+        elif self._host_found is None:
+            self._suspects.hear(found)
         self._guard.restore(found, keep=True)
         self._per_optimizer_states = fresh_optimizer_states()
         self._suspects.losses.clear()

@@ -26,6 +26,7 @@ from ampwise.runtime.cast_hold import CastHold
 from ampwise.runtime.device import choose_precision
 from ampwise.runtime.findings import any_of, on_host, outcome_of, sum_of
 from ampwise.runtime.graph import graphs_for
+from ampwise.runtime.late_news import LateNews
 from ampwise.runtime.loss_scale import LossScale, NoLossScale
 from ampwise.runtime.misuse import (
     as_tuple,
@@ -36,7 +37,7 @@ from ampwise.runtime.misuse import (
     refuse_fp16_parameters,
     warn_of_no_autocast,
 )
-from ampwise.runtime.overflow import OverflowWatch, floor_of
+from ampwise.runtime.overflow import HopelessOverflowError, OverflowWatch, floor_of
 from ampwise.runtime.planned import apply_to_all, scale_of_plan
 from ampwise.runtime.regime import Regime
 from ampwise.runtime.result import StepResult
@@ -133,6 +134,7 @@ class TrainStep:
         if self.scaler.is_enabled():
             refuse_fp16_parameters(names)
         self._overflow_watch = OverflowWatch(floor_of(scale), lambda: names)
+        self._late_news = LateNews()
         self._buffers = BufferGuard(() if isinstance(scale, NoLossScale) else self.modules)
         self._num_losses = self._num_open = 0
         self.fused = choose_fused(self.optimizers)
@@ -444,17 +446,27 @@ class TrainStep:
         self.scaler.update()
         found = any_of([one.found_inf for one in results])
         self._buffers.restore(found)
-        scale = results[0].scale_tensor
         known = on_host(found)
-        if known is not None:
-            self._overflow_watch.check(skipped=known, scale=scale, losses=losses)
+        result = StepResult(
+            found_inf=found if known is None else known, scale_tensor=results[0].scale_tensor, grad_norm_tensor=norm
+        )
+        self._watch_overflows(result, losses)
         if self._is_recording:
             self._findings = [(one, result.found_inf) for one, result in zip(stepping, results, strict=True)]
         else:
             self._advance_schedulers(stepping, results)
         for one in self.optimizers:
             one.zero_grad()
-        return StepResult(found_inf=found if known is None else known, scale_tensor=scale, grad_norm_tensor=norm)
+        return result
+
+    def _watch_overflows(self, result: StepResult, losses: Sequence[Tensor]) -> None:
+        found = result.found_inf
+        if not isinstance(found, Tensor):
+            self._overflow_watch.check(skipped=bool(found), scale=result.scale_tensor, losses=losses)
+        elif not self._is_recording:
+            fault = self._overflow_watch.late_fault(self._late_news.take(found), losses=losses)
+            if fault is not None:
+                raise HopelessOverflowError(fault)
 
     def _advance_schedulers(self, stepping: Sequence[Optimizer], results: Sequence[StepResult]) -> None:
         skipped = {id(one) for one, result in zip(stepping, results, strict=True) if self.schedulers and result.skipped}

@@ -12,6 +12,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ampwise.interpose.caller import users_stack_level
+from ampwise.runtime.late_news import LateNews
 from ampwise.runtime.misuse import name_parameters
 from ampwise.runtime.overflow import LossScaleWarning, OverflowWatch
 
@@ -33,6 +34,7 @@ class Suspects:
         self._warns = warns
         floor = min_scale if min_scale < max_scale else -math.inf
         self._watch, self._has_warned = OverflowWatch(floor, self.named_parameters), False
+        self._news = LateNews()
         self.losses: deque[Tensor] = deque(maxlen=_NUM_LOSSES)
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._models: list[weakref.ref[Module]] = []
@@ -59,6 +61,17 @@ class Suspects:
         if fault is not None and not self._has_warned:
             warn(fault)
         self._has_warned = skipped and (self._has_warned or fault is not None)
+
+    def hear(self, found_inf: Tensor) -> None:
+        """Take in a step on a device that is never waited for; warn once it has told of endless skips."""
+        if not self._warns:
+            return
+        late = self._news.take(found_inf)
+        fault = self._watch.late_fault(late, losses=self.losses)
+        if fault is not None and not self._has_warned:
+            warn(fault)
+        if late is not None:
+            self._has_warned = fault is not None
 
     def named_parameters(self) -> Mapping[str, Tensor]:
         """The optimizers' parameters, by their names in a model where one is known."""

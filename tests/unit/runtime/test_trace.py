@@ -63,7 +63,7 @@ def traced(monkeypatch, *, clip, hysteresis=1, loss_scale=None):
     once(torch.ones(8, 4, device="meta"))
     graph = make_fx(once)(torch.ones(8, 4, device="meta"))
     state = [*net.parameters(), *net.buffers(), step.scaler._scale, step.scaler._growth_tracker]
-    state += [step.scaler._memory.num_overflows, step.scaler._ring._ring]
+    state += [step.scaler._memory.num_overflows, step.scaler._ring._ring, step._late_news._count]
     return graph, state
 
 
@@ -116,7 +116,7 @@ def test_running_the_graph_again_is_torchs_loop_and_an_overflow_in_it_skips_the_
     net, twin = model("cpu"), model("cpu")
     scale, tracker = torch.tensor(4.0), torch.tensor(0, dtype=torch.int32)
     overflows, ring = torch.tensor(0, dtype=torch.int32), torch.zeros(1000, 5)
-    values = [*net.parameters(), *net.buffers(), scale, tracker, overflows, ring]
+    values = [*net.parameters(), *net.buffers(), scale, tracker, overflows, ring, torch.tensor(0)]
     graph = on_the_cpu(graph, state, values)
     for index, (x, (loss, expected_scale)) in enumerate(zip(batches(), by_hand(twin, clip=clip), strict=True)):
         with torch.no_grad():
