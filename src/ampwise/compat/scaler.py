@@ -16,8 +16,10 @@ __all__ = [
     "OptState",
     "Replicator",
     "check_finite_",
+    "found_inf_in",
     "found_inf_of",
     "fresh_optimizer_states",
+    "scale_of",
     "sparse_values",
     "unscale_and_check_",
     "update_scale_",
@@ -51,6 +53,17 @@ def sparse_values(grad: Tensor) -> Tensor:
 def found_inf_of(replicator: Replicator) -> dict[torch.device, Tensor]:
     """The copies that were asked for, by device."""
     return replicator._per_device_tensors
+
+
+def scale_of(scaler: Any) -> Tensor | None:
+    """A copy of a gradient scaler's scale, on its device; None before it has scaled anything."""
+    return None if scaler._scale is None else scaler._scale.clone()
+
+
+def found_inf_in(scaler: Any, optimizer: Any) -> Tensor | None:
+    """More than 0 where the optimizer's gradients were found not finite since the last update; None: unknown."""
+    found = list(scaler._per_optimizer_states[id(optimizer)].get("found_inf_per_device", {}).values())
+    return torch.stack([one.to(found[0].device) for one in found]).sum() if found else None
 
 
 def unscale_and_check_(grads: Sequence[Tensor], inv_scale: Tensor, found_inf: Tensor, *, may_overflow: bool) -> None:

@@ -17,6 +17,7 @@ from ampwise.observe.events import (
     StepOutcome,
     StepStarted,
 )
+from ampwise.observe.scaler import OwnScaler
 
 Judge = Callable[[Any], StepOutcome]
 """Says how the step of an optimizer (None: the script's own hands) that has just ended went."""
@@ -25,8 +26,9 @@ Judge = Callable[[Any], StepOutcome]
 class LoopWatcher:
     """Publishes the events of whatever training loop runs while it is entered.
 
-    A step is an optimizer's outermost ``step()``; until the first optimizer is built, every top-level backward pass
-    is one, for the script then updates its parameters by hand.
+    A step is an optimizer's outermost ``step()``, or one that the script's own gradient scaler skips; until the first
+    optimizer is built, every top-level backward pass is one, for the script then updates its parameters by hand.
+    Losses are those before a scaler multiplied them.
 
     Args:
         bus: Where the events go.
@@ -44,10 +46,12 @@ class LoopWatcher:
         self._bus = bus
         self._judge = judge
         self._has_optimizer = has_optimizer
+        self._scaler = OwnScaler(bus)
         self._undos: list[Undo] = []
 
     def __enter__(self) -> Self:
         self._undos = [
+            self._scaler.start(),
             on_optimizer(self._on_optimizer),
             around_steps(self._around_step),
             intercept(BACKWARD, self._around_backward),
@@ -76,10 +80,10 @@ class LoopWatcher:
             return
         bus = self._bus
         if bus.wants(BackwardStarted):
-            bus.publish(BackwardStarted(roots=roots_of(args, kwargs)))
+            bus.publish(BackwardStarted(roots=self._scaler.unscaled(roots_of(args, kwargs))))
         proceed(*args, **kwargs)
         if bus.wants(BackwardEnded):
-            bus.publish(BackwardEnded(roots=roots_of(args, kwargs)))
+            bus.publish(BackwardEnded(roots=self._scaler.unscaled(roots_of(args, kwargs))))
         if not self._has_optimizer:
             self._bus.publish(StepStarted(optimizer=None))
             self._bus.publish(self._judge(None))
@@ -88,6 +92,10 @@ class LoopWatcher:
         self._has_optimizer = True
         if self._bus.wants(StepStarted):
             self._bus.publish(StepStarted(optimizer=optimizer))
-        result = proceed(optimizer, *args, **kwargs)
-        self._bus.publish(self._judge(optimizer))
+        self._scaler.begin_step()
+        try:
+            result = proceed(optimizer, *args, **kwargs)
+        finally:
+            self._scaler.end_step()
+        self._bus.publish(self._scaler.judged(self._judge(optimizer)))
         return result
