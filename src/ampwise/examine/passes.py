@@ -12,6 +12,8 @@ from ampwise.runner.instruments import ROWS
 from ampwise.runner.spec import Amp, LaunchSpec
 
 _TRACER: Final = ("nonfinite",)
+_ACCOUNTS: Final = ("process",)
+"""What a step costs in CPU time: the figure to compare with, for others may share the machine."""
 _SKIPS_IN_A_ROW: Final = 4
 """A dynamic loss scale comes down by a few skipped steps at the start; more in a row are worth a look."""
 
@@ -45,7 +47,7 @@ def follow_ups(record: RunRecord, spec: LaunchSpec) -> Iterator[Pass]:
         if record.final_scale is not None:
             yield Pass(role=Role.UNSCALED, spec=replace(plain, amp=Amp.UNSCALED))
     if record.precision != "fp32" or record.left_alone is not None:
-        looking = _TRACER if is_faulty(record) else ()
+        looking = _TRACER if is_faulty(record) else _ACCOUNTS
         fp32 = replace(plain, precision="fp32", emulate=None, plan=None, amp=Amp.OFF, instruments=looking)
         yield Pass(role=Role.IN_FP32, spec=fp32)
 

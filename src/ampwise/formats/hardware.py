@@ -17,6 +17,21 @@ _GTX_16_FAULT = "fp16 convolutions are known to give NaN on GTX 16xx, which has 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """What a GPU can do at most, by its maker's data sheet: dense products, not sparse ones."""
+
+    tflops_half: float
+    """10^12 floating-point operations a second in fp16; bf16 has the same where there are tensor cores for it."""
+    gb_per_s: float
+    """10^9 bytes a second to and from its memory."""
+
+    @property
+    def ridge(self) -> float:
+        """Operations a byte from which on products, not memory, bound the time in fp16 and bf16."""
+        return self.tflops_half * 1e3 / self.gb_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """A model of GPU as sold."""
 
@@ -32,6 +47,8 @@ class Gpu:
     """Formats its tensor (or matrix) cores multiply, fp64 left out."""
     faults: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Formats known to give wrong numbers, each with the reason."""
+    peak: "Peak | None" = None
+    """What its maker says it can do at most; None where that was not looked up."""
 
     @property
     def memory_bytes(self) -> int:
@@ -39,9 +56,33 @@ class Gpu:
         return self.memory_gib * 2**30
 
 
+_PEAKS: Mapping[str, Peak] = MappingProxyType(
+    {
+        # NVIDIA's data sheets of each; the SXM module where there are several. From Ampere on they print figures
+        # with sparsity, which are twice these.
+        "v100-16gb": Peak(tflops_half=125, gb_per_s=900),
+        "v100-32gb": Peak(tflops_half=125, gb_per_s=900),
+        "t4": Peak(tflops_half=65, gb_per_s=320),
+        "a10": Peak(tflops_half=125, gb_per_s=600),
+        "a100-40gb": Peak(tflops_half=312, gb_per_s=1555),
+        "a100-80gb": Peak(tflops_half=312, gb_per_s=2039),
+        "l4": Peak(tflops_half=121, gb_per_s=300),
+        "l40s": Peak(tflops_half=362, gb_per_s=864),
+        "h100-80gb": Peak(tflops_half=989, gb_per_s=3350),
+        "h200": Peak(tflops_half=989, gb_per_s=4800),
+    }
+)
+
+
 def _nvidia(key: str, name: str, capability: tuple[int, int], memory_gib: int) -> Gpu:
-    formats = natively_fast_formats(capability)
-    return Gpu(key=key, name=name, compute_capability=capability, memory_gib=memory_gib, tensor_core_formats=formats)
+    return Gpu(
+        key=key,
+        name=name,
+        compute_capability=capability,
+        memory_gib=memory_gib,
+        tensor_core_formats=natively_fast_formats(capability),
+        peak=_PEAKS.get(key),
+    )
 
 
 def _gtx_16(key: str, name: str, memory_gib: int) -> Gpu:

@@ -9,10 +9,11 @@ from typing import Final, Self
 import torch
 
 from ampwise.compat.profiler import ProfiledEvent, StepProfiler, is_profiling
+from ampwise.compat.tf32 import tf32_state
 from ampwise.instruments.kernel_analysis import analyse
 from ampwise.interpose.internal import internal
 from ampwise.observe.events import EventBus, StepOutcome
-from ampwise.records.kernels import KernelRecord
+from ampwise.records.kernels import KernelRecord, Tf32Switches
 
 _BUSY: Final = "not profiled: the script's own profiler is running"
 
@@ -39,6 +40,7 @@ class KernelWatch:
         self._wall_ms = 0.0
         self._events: list[ProfiledEvent] | None = None
         self._note: str | None = None
+        self._tf32: Tf32Switches | None = None
 
     def __enter__(self) -> Self:
         self._undo.callback(self._bus.subscribe(StepOutcome, self._on_step))
@@ -67,6 +69,7 @@ class KernelWatch:
             device_name=torch.cuda.get_device_name() if is_cuda else "",
             instructions="" if is_cuda else torch.backends.cpu.get_cpu_capability(),
             cost_ms=max(0.0, self._wall_ms - usual),
+            tf32=self._tf32,
         )
 
     def _on_step(self, _: StepOutcome) -> None:
@@ -74,6 +77,8 @@ class KernelWatch:
             _wait()
             self._wall_ms = (time.perf_counter_ns() - self._start_ns) / 1e6
             self._events = self._stop()
+            state = tf32_state()
+            self._tf32 = Tf32Switches(matmul=state.matmul, conv=state.conv, clash=state.clash)
         elif self._step < self._wanted:
             self._times_ms.append((time.perf_counter_ns() - self._start_ns) / 1e6)
         self._step += 1

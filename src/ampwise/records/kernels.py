@@ -89,6 +89,20 @@ class MatrixProduct:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tf32Switches:
+    """What torch's switches for TF32 said in the step; they matter on a GPU."""
+
+    __pydantic_config__: ClassVar = CHECKS
+
+    matmul: str
+    """``ieee``, ``tf32``, or ``none``: torch's default, which is IEEE for products."""
+    conv: str
+    """The same of convolutions, whose default is TF32."""
+    clash: str | None = None
+    """Which old and new switches disagree, so that reading one raises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRecord:
     """One step under torch's profiler."""
 
@@ -126,6 +140,7 @@ class KernelRecord:
     """What the operators read and wrote, as the sizes of their tensors say; views move nothing."""
     cost_ms: float = 0.0
     """What the profiler added to the step: the time by which it was longer than the median of those before it."""
+    tf32: Tf32Switches | None = None
     note: str | None = None
 
     @property

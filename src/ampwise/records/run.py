@@ -8,6 +8,7 @@ from typing import ClassVar
 from ampwise.records.against_fp32 import AgainstFp32Record
 from ampwise.records.casts import CastRecord
 from ampwise.records.checks import CHECKS
+from ampwise.records.compilation import CompileRecord
 from ampwise.records.crash import CrashRecord
 from ampwise.records.kernels import KernelRecord
 from ampwise.records.layout import LayoutRecord
@@ -125,6 +126,8 @@ class RunRecord:
     casts: CastRecord | None = None
     process: ProcessRecord | None = None
     layout: LayoutRecord | None = None
+    compilation: CompileRecord | None = None
+    """None where nothing was compiled."""
     usage: UsageRecord | None = None
     crash: CrashRecord | None = None
     """What an uncaught exception of the script's came from."""

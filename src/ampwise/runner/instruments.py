@@ -99,6 +99,12 @@ def _against_fp32(bus: EventBus, _: LaunchSpec, stack: ModuleStack) -> Instrumen
     return AgainstFp32(bus, low=nullcontext, high=in_fp32, step=8, names=stack.names)
 
 
+def _compilation(_: EventBus, __: LaunchSpec, ___: ModuleStack) -> Instrument:
+    from ampwise.instruments.compilation import CompileWatch
+
+    return CompileWatch()
+
+
 ROWS: Final = (
     InstrumentRow(name="layout", field="layout", make=_layout),
     InstrumentRow(name="nonfinite", field="nonfinite", make=_nonfinite),
@@ -109,6 +115,7 @@ ROWS: Final = (
     InstrumentRow(name="against_fp32", field="against_fp32", make=_against_fp32),
     InstrumentRow(name="kernels", field="kernels", make=_kernels),
     InstrumentRow(name="process", field="process", make=_process),
+    InstrumentRow(name="compilation", field="compilation", make=_compilation),
 )
 
 

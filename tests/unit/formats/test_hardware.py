@@ -100,3 +100,11 @@ def test_formats_by_cpu_flags(flags, expected):
 
 def test_cpu_rows_name_known_formats():
     assert {row.format for row in CPU_INSTRUCTIONS} <= set(FORMATS)
+
+
+def test_peaks_are_of_gpus_whose_tensor_cores_multiply_halves():
+    with_peak = [gpu for gpu in GPUS.values() if gpu.peak is not None]
+    assert len(with_peak) >= 10
+    assert all("fp16" in gpu.tensor_core_formats for gpu in with_peak)
+    assert GPUS["a100-80gb"].peak.ridge == pytest.approx(153, abs=0.1)  # 312e12 / 2039e9, as its data sheet has them
+    assert GPUS["b200"].peak is None
