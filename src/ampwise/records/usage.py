@@ -16,7 +16,6 @@ class Misuse(StrEnum):
     CLIPPED_SCALED = "gradients clipped while they were scaled"
     STEPPED_SCALED = "optimizer stepped with scaled gradients, past the scaler"
     SCALED_BF16 = "loss scaled that was computed under bf16 autocast"
-    NO_UPDATE = "scaler stepped again without an update"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,7 @@ class MisusePlace:
     what: str = ""
     """The function or class concerned: ``clip_grad_norm_``, ``AdamW``."""
     scale: float | None = None
-    """The loss scale at the first time; None where there is none, or it lies on a device."""
+    """The loss scale at the first time; None where it plays no part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

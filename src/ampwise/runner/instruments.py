@@ -105,7 +105,14 @@ def _compilation(_: EventBus, __: LaunchSpec, ___: ModuleStack) -> Instrument:
     return CompileWatch()
 
 
+def _usage(bus: EventBus, _: LaunchSpec, __: ModuleStack) -> Instrument:
+    from ampwise.instruments.usage import UsageWatch
+
+    return UsageWatch(bus)
+
+
 ROWS: Final = (
+    InstrumentRow(name="usage", field="usage", make=_usage),
     InstrumentRow(name="layout", field="layout", make=_layout),
     InstrumentRow(name="nonfinite", field="nonfinite", make=_nonfinite),
     InstrumentRow(name="numerics", field="numerics", make=_numerics),

@@ -2,16 +2,15 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from torch.optim import Optimizer
 
 from ampwise._base.errors import AmpwiseError, RecordError
 from ampwise._base.files import write_atomically
 from ampwise.interpose.saving import PATH_FUNCTIONS
 from ampwise.interpose.seam import Undo, intercept, undo_all
+from ampwise.observe.checkpoints import holds_optimizer_state
 from ampwise.runtime.loss_scale import LossScale, decode, encode
 
 if TYPE_CHECKING:
@@ -76,15 +75,6 @@ def read_sidecar(path: Path) -> LossScale:
     if version != VERSION:
         raise RecordError(f"{path} has version {version}; this ampwise reads {VERSION}: update it, or delete the file")
     return decode(fields)
-
-
-def holds_optimizer_state(obj: Any) -> bool:
-    """Whether an object that is saved is, or holds, an optimizer or its state."""
-    if isinstance(obj, Optimizer):
-        return True
-    if isinstance(obj, Mapping):
-        return {"state", "param_groups"} <= set(obj) or any(map(holds_optimizer_state, obj.values()))
-    return isinstance(obj, (list, tuple)) and any(map(holds_optimizer_state, obj))
 
 
 def _resume(scaling: "HiddenScale", path: Path) -> str:

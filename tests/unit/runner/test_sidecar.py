@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from ampwise._base.errors import RecordError
+from ampwise.observe.checkpoints import holds_optimizer_state
 from ampwise.observe.events import EventBus
 from ampwise.runner.inject import inject
-from ampwise.runner.sidecar import holds_optimizer_state, read_sidecar, sidecar_of, write_sidecar
+from ampwise.runner.sidecar import read_sidecar, sidecar_of, write_sidecar
 from ampwise.runner.spec import Lists
 from ampwise.runtime.device import Choice
 from ampwise.runtime.loss_scale import DynamicLossScale, StaticLossScale
