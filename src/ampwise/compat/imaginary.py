@@ -1,16 +1,18 @@
-"""Tensors of a GPU that is not there: torch's own class, no data, CUDA's dispatch keys.
+"""Tensors of a GPU that is not there, or too large for the host: torch's own class, no data, that device's keys.
 
 To C++ such a tensor lies on the meta device, for which every build has what autograd needs; to the dispatcher it is
 CUDA's, so that autograd, autocast and every override registered for CUDA meet it as on a GPU.
 
 Private names: ``Tensor._make_subclass(device_for_backend_keys=)``, ``torch._C._dispatch_keys``,
-``_PreserveDispatchKeyGuard``, ``_set_meta_in_tls_dispatch_include``, ``DispatchKey``, ``TensorBase``.
+``_PreserveDispatchKeyGuard``, ``_set_meta_in_tls_dispatch_include``, ``DispatchKey``, ``TensorBase``,
+``Tensor._is_view``.
 FakeTensor uses the same; where one is missing the estimate's canary says so.
 """
 
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from enum import Enum, auto
 from types import FrameType
 from typing import Any, Final
 
@@ -21,13 +23,25 @@ from torch._C import DispatchKey
 GPU = torch.device("cuda", 0)
 """The device that is not there."""
 META = torch.device("meta")
+_REAL_DEVICE: Final = torch._C.TensorBase.device.__get__
 _FRAMES_OF_A_MODE: Final = 8
 """Frames between a mode's handler and what called the operator, at most."""
 
 
-def imagine(meta: Tensor) -> Tensor:
-    """The tensor of the imaginary GPU that shares ``meta``'s storage, shape and strides."""
-    return torch.Tensor._make_subclass(torch.Tensor, meta, False, device_for_backend_keys=GPU)  # pyright: ignore[reportCallIssue] # undeclared argument
+class Place(Enum):
+    """Where a tensor lies."""
+
+    GPU = auto()
+    """On the GPU that is not there."""
+    HOST = auto()
+    """On the host, without data: too large to be held for an estimate's sake."""
+    REAL = auto()
+    """Where it says, with its data."""
+
+
+def imagine(meta: Tensor, *, on: torch.device = GPU) -> Tensor:
+    """The imaginary tensor, of the GPU or of the host, that shares ``meta``'s storage, shape and strides."""
+    return torch.Tensor._make_subclass(torch.Tensor, meta, False, device_for_backend_keys=on)
 
 
 def is_imaginary(tensor: Tensor) -> bool:
@@ -35,10 +49,24 @@ def is_imaginary(tensor: Tensor) -> bool:
     return torch._C._dispatch_keys(tensor).has(DispatchKey.CUDA)
 
 
+def place_of(tensor: Tensor) -> Place:
+    """Where ``tensor`` lies."""
+    keys = torch._C._dispatch_keys(tensor)
+    if keys.has(DispatchKey.CUDA):
+        return Place.GPU
+    is_dataless = keys.has(DispatchKey.CPU) and _REAL_DEVICE(tensor) == META
+    return Place.HOST if is_dataless else Place.REAL
+
+
 def is_plain_meta(tensor: Tensor) -> bool:
-    """Whether ``tensor`` is a meta tensor that nobody took for the GPU's yet."""
+    """Whether ``tensor`` is a meta tensor that nobody took for an imaginary device's yet."""
     keys = torch._C._dispatch_keys(tensor)
     return keys.has(DispatchKey.Meta) and not keys.has(DispatchKey.CUDA)
+
+
+def is_view(tensor: Tensor) -> bool:
+    """Whether autograd knows ``tensor`` as a view of another."""
+    return tensor._is_view()
 
 
 class _Thread(threading.local):
@@ -78,7 +106,7 @@ def num_storage_owners(tensor: Tensor) -> int:
 
 
 def is_called_by_engine(frame: FrameType) -> bool:
-    """Whether autograd's engine, rather than Python code, called the operator that a dispatch mode runs in ``frame``."""
+    """Whether autograd's engine, not Python code, called the operator that a dispatch mode runs in ``frame``."""
     above: FrameType | None = frame
     for _ in range(_FRAMES_OF_A_MODE):
         if above is None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ampwise.compat.dispatch import Kernel, below_autocast, direct_call, find_overload, register_kernels, signature
-from ampwise.compat.imaginary import is_imaginary
+from ampwise.compat.imaginary import is_imaginary, is_view
 from ampwise.interpose.cast_kernels import WITH_DTYPE
 from ampwise.interpose.seam import Undo, undo_all
 from ampwise.interpose.stand_in import StandIn, put
@@ -63,7 +63,7 @@ class ImaginaryAutocast:
             and tensor.dtype is torch.float32
             and tensor.requires_grad
             and tensor.is_leaf
-            and not tensor._is_view()  # noqa: SLF001 # the question has no public name
+            and not is_view(tensor)
         )
 
     def _all(self, values: Iterable[Any], dtype: torch.dtype) -> list[Any]:

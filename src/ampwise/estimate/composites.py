@@ -4,19 +4,22 @@ Each is a kernel under CUDA's keys that makes CUDA's choice; what it calls are t
 """
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 # torch's own habit
 from torch import Tensor
 
-from ampwise.compat.dispatch import put_composites
+from ampwise.compat.dispatch import find_overload, put_composites
 from ampwise.compat.imaginary import is_imaginary
 from ampwise.estimate.notes import Notes
 from ampwise.estimate.values import set_value
 from ampwise.interpose.seam import Undo
 
 aten = torch.ops.aten
+_FLASH: Final[Any] = find_overload("_scaled_dot_product_flash_attention")
+_EFFICIENT: Final[Any] = find_overload("_scaled_dot_product_efficient_attention")
+_PLAIN: Final[Any] = find_overload("_scaled_dot_product_attention_math")
 _FLASH_HEAD: Final = 256
 """Largest head dimension of the flash kernel."""
 _HALF: Final = frozenset({torch.float16, torch.bfloat16})
@@ -65,13 +68,9 @@ def _attention(notes: Notes, *, has_flash: bool) -> Callable[..., Tensor]:
             notes.assume("attention by the memory-efficient kernel")
             bias = None if attn_mask is None else _bias(attn_mask, query, key)
             needs_sums = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
-            return aten._scaled_dot_product_efficient_attention(  # noqa: SLF001 # an operator's name
-                query, key, value, bias, needs_sums, dropout_p, is_causal, scale=factor
-            )[0]
+            return _EFFICIENT(query, key, value, bias, needs_sums, dropout_p, is_causal, scale=factor)[0]
         notes.assume("attention by plain products")
-        return aten._scaled_dot_product_attention_math(  # noqa: SLF001
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        return _PLAIN(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
 
     return attention
 
@@ -80,7 +79,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, scale: f
     """The kernel takes heads of a multiple of 8."""
     size = query.size(-1)
     padded = [F.pad(one, (0, -size % 8)) if size % 8 else one for one in (query, key, value)]
-    made = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0]  # noqa: SLF001
+    made = _FLASH(*padded, dropout_p, is_causal, False, scale=scale)[0]
     return made[..., :size] if size % 8 else made
 
 

@@ -7,38 +7,44 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_iter, tree_map_only
 
 from ampwise.compat.autograd import is_inside_backward
+from ampwise.compat.dispatch import find_overload
 from ampwise.compat.imaginary import (
     META,
+    Place,
     computed_as_meta,
     imagine,
     is_called_by_engine,
     is_imaginary,
     is_plain_meta,
     num_storage_owners,
+    place_of,
 )
 from ampwise.compat.operators import AroundOperators, running_sequence_number
+from ampwise.estimate.dataless import is_too_large, run_without_data
 from ampwise.estimate.host import HOST_OPERATORS, Unknown
 from ampwise.estimate.ledger import Ledger
 from ampwise.estimate.notes import Notes
+from ampwise.estimate.spot import Spot
 from ampwise.estimate.temporaries import MATRIX_PRODUCTS, TEMPORARIES
 from ampwise.estimate.values import computed
 from ampwise.interpose.imaginary_tensor import is_gpu
-from ampwise.records.site import Site
 
 aten = torch.ops.aten
 _MAY_MIX: Final = frozenset(
-    {
-        aten.copy_.default,
-        aten._to_copy.default,  # noqa: SLF001 # an operator's name
-        aten.index.Tensor,
-        aten.index_put_.default,
-        aten.index_put.default,
-        aten._index_put_impl_.default,
-        aten.set_.source_Tensor,
-    }
+    find_overload(name)
+    for name in (
+        "copy_",
+        "_to_copy",
+        "index.Tensor",
+        "index_put_",
+        "index_put",
+        "_index_put_impl_",
+        "set_.source_Tensor",
+        "_foreach_copy_",
+        "_amp_update_scale_",
+    )
 )
 """Operators that take tensors of the host beside the GPU's."""
 _OWN_REFERENCES: Final = 2
@@ -53,15 +59,15 @@ class ImaginaryDevice:
     Args:
         ledger: Takes note of every storage.
         notes: Takes note of what had to be assumed.
-        site: Says where the loop is.
+        spot: Says where the loop is.
         workspace_bytes: What each cuBLAS handle takes; 0 for none.
     """
 
-    def __init__(self, ledger: Ledger, notes: Notes, *, site: Callable[[str], Site], workspace_bytes: int = 0) -> None:
+    def __init__(self, ledger: Ledger, notes: Notes, *, spot: Callable[[Any], Spot], workspace_bytes: int = 0) -> None:
         self.num_operators = 0
         self.ledger = ledger
         self._notes = notes
-        self._site = site
+        self._spot = spot
         self._workspace_bytes = workspace_bytes
         self._has_workspace: set[bool] = set()
         self._is_casting = False
@@ -84,10 +90,23 @@ class ImaginaryDevice:
             self._is_casting = False
 
     def _around(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensors = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
-        goes_to_gpu = is_gpu(kwargs.get("device"))
-        if not goes_to_gpu and not any(is_imaginary(one) for one in tensors):
-            return func(*args, **kwargs)
+        tensors = tensors_in(args, kwargs)
+        places = [place_of(one) for one in tensors]
+        if Place.GPU in places or (kwargs and is_gpu(kwargs.get("device"))):
+            return self._on_gpu(func, args, kwargs, tensors)
+        if Place.HOST not in places:
+            return run_without_data(func, args, kwargs) if is_too_large(func, args, kwargs) else func(*args, **kwargs)
+        answer = HOST_OPERATORS.get(func)
+        if answer is not None:
+            try:
+                return answer(args, kwargs, self._notes)
+            except Unknown:
+                pass
+        return run_without_data(func, args, kwargs)
+
+    def _on_gpu(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]
+    ) -> Any:
         self.num_operators += 1
         answer = HOST_OPERATORS.get(func)
         if answer is not None:
@@ -95,17 +114,23 @@ class ImaginaryDevice:
                 return answer(args, kwargs, self._notes)
             except Unknown:
                 pass
-        _refuse_mixture(func, tensors)
-        site = self._site(str(func))
+        is_from_host = bool(tensors) and not any(is_imaginary(one) for one in tensors)
+        if not is_from_host:
+            _refuse_mixture(func, tensors)
         if func in MATRIX_PRODUCTS:
-            self._take_workspace(site)
-        made = self._run(func, args, kwargs)
-        is_from_host = goes_to_gpu and bool(tensors) and not any(is_imaginary(one) for one in tensors)
-        result = tree_map_only(Tensor, _imagined, made)
-        outputs = [one for one in tree_iter(result) if isinstance(one, Tensor) and is_imaginary(one)]
-        self._note(outputs, site, is_from_host=is_from_host)
+            self._take_workspace(func)
+        result = _placed(self._run(func, args, kwargs))
+        outputs = [one for one in tensors_in((result,), {}) if is_imaginary(one)]
+        for one in outputs:
+            self.ledger.see(
+                one.untyped_storage(),
+                lambda: self._spot(func),
+                node=running_sequence_number,
+                is_cast=self._is_casting,
+                is_from_host=is_from_host,
+            )
         if func in TEMPORARIES:
-            self.ledger.pass_through(TEMPORARIES[func](args), site)
+            self.ledger.pass_through(TEMPORARIES[func](args), self._spot(func))
         computed(func, args, kwargs, outputs)
         return result
 
@@ -121,17 +146,12 @@ class ImaginaryDevice:
         with computed_as_meta():
             return func(*args, **keywords)
 
-    def _note(self, outputs: list[Tensor], site: Site, *, is_from_host: bool) -> None:
-        node = running_sequence_number()
-        for one in outputs:
-            self.ledger.see(one.untyped_storage(), site, node=node, is_cast=self._is_casting, is_from_host=is_from_host)
-
-    def _take_workspace(self, site: Site) -> None:
+    def _take_workspace(self, func: Any) -> None:
         """The forward pass and autograd's thread have a handle each."""
         thread = is_inside_backward()
         if self._workspace_bytes and thread not in self._has_workspace:
             self._has_workspace.add(thread)
-            self.ledger.keep(self._workspace_bytes, site)
+            self.ledger.keep(self._workspace_bytes, self._spot(func))
 
     def _is_accumulating(self, args: tuple[Any, ...]) -> bool:
         """Whether the engine sums two gradients, which it does in place where no mode is on and nobody else looks."""
@@ -148,8 +168,22 @@ class ImaginaryDevice:
         )
 
 
-def _imagined(tensor: Tensor) -> Tensor:
-    return imagine(tensor) if is_plain_meta(tensor) else tensor
+def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors among an operator's arguments; its schema nests them in a list at most."""
+    found: list[Tensor] = []
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, (list, tuple)):
+            found += [inner for inner in one if isinstance(inner, Tensor)]
+    return found
+
+
+def _placed(made: Any) -> Any:
+    """What the meta device's kernel gave, on the GPU."""
+    if isinstance(made, Tensor):
+        return imagine(made) if is_plain_meta(made) else made
+    return type(made)(_placed(one) for one in made) if type(made) in {tuple, list} else made
 
 
 def _refuse_mixture(func: Any, tensors: list[Tensor]) -> None:
@@ -161,6 +195,6 @@ def _refuse_mixture(func: Any, tensors: list[Tensor]) -> None:
     on_host = [one for one in tensors if not is_imaginary(one) and one.dim() > 0]
     if on_host and func not in _MAY_MIX and any(is_imaginary(one) for one in tensors):
         raise RuntimeError(
-            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
-            f"{on_host[0].device}! (in {func})"
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+            f"(in {func})"
         )

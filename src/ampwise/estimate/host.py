@@ -11,11 +11,14 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ampwise.compat.imaginary import GPU, is_imaginary
+from ampwise.compat.dispatch import find_overload
+from ampwise.compat.imaginary import GPU, Place, is_imaginary, place_of
+from ampwise.estimate.dataless import LARGE_BYTES, zeros_without_data
 from ampwise.estimate.notes import Notes
 from ampwise.estimate.values import set_value, value_of
 
 aten = torch.ops.aten
+_UNIQUE: Final[Any] = find_overload("_unique2")
 Answer = Callable[[tuple[Any, ...], dict[str, Any], Notes], Any]
 
 
@@ -39,12 +42,16 @@ def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any], notes: Notes) -> Ten
     dtype = kwargs.get("dtype") or args[0].dtype
     if value is not None:
         return value.to(dtype=dtype, copy=True)
+    if args[0].numel() * dtype.itemsize >= LARGE_BYTES:
+        return zeros_without_data(args[0], dtype)
     notes.assume("numbers copied from the GPU are taken to be 0")
     return torch.zeros(args[0].shape, dtype=dtype)
 
 
 def _copy(args: tuple[Any, ...], _: dict[str, Any], notes: Notes) -> Tensor:
     target, source = args[0], args[1]
+    if place_of(target) is Place.HOST:
+        return target
     if not is_imaginary(target):
         value = value_of(source)
         if value is not None:
@@ -89,7 +96,7 @@ def _unique(args: tuple[Any, ...], kwargs: dict[str, Any], notes: Notes) -> Any:
     if value is None:
         notes.assume("all numbers of a tensor on the GPU are taken to be different")
         value = torch.arange(args[0].numel()).reshape(args[0].shape)
-    return tuple(_moved(one, args[0].dtype) for one in aten._unique2.default(value, *args[1:], **kwargs))  # noqa: SLF001 # an operator
+    return tuple(_moved(one, args[0].dtype) for one in _UNIQUE(value, *args[1:], **kwargs))
 
 
 def _repeat_interleave(args: tuple[Any, ...], kwargs: dict[str, Any], notes: Notes) -> Tensor:
@@ -107,7 +114,7 @@ def _indices(mask: Tensor, notes: Notes) -> Tensor:
     value = value_of(mask)
     if value is None:
         notes.assume("a mask on the GPU is taken to be all true")
-        return torch.empty(mask.numel(), mask.dim(), dtype=torch.long, device=GPU)
+        return torch.zeros(mask.numel(), mask.dim(), dtype=torch.long, device=mask.device)
     return _moved(value.nonzero(), torch.long)
 
 
@@ -120,14 +127,14 @@ def _moved(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 HOST_OPERATORS: Final[Mapping[Any, Answer]] = MappingProxyType(
     {
-        aten._local_scalar_dense.default: _item,  # noqa: SLF001 # an operator's name
-        aten._to_copy.default: _to_copy,  # noqa: SLF001
+        find_overload("_local_scalar_dense"): _item,
+        find_overload("_to_copy"): _to_copy,
         aten.copy_.default: _copy,
         aten.equal.default: _equal,
         aten.nonzero.default: _nonzero,
         aten.masked_select.default: _masked_select,
         aten.index.Tensor: _index,
-        aten._unique2.default: _unique,  # noqa: SLF001
+        _UNIQUE: _unique,
         aten.repeat_interleave.Tensor: _repeat_interleave,
     }
 )

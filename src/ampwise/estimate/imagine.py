@@ -38,7 +38,7 @@ class Imagination:
         self.device = ImaginaryDevice(
             self.ledger,
             self.notes,
-            site=self.whereabouts.site,
+            spot=self.whereabouts.spot,
             workspace_bytes=cublas_workspace_bytes(gpu.compute_capability) if has_workspaces else 0,
         )
         self._gpu = gpu

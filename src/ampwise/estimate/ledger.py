@@ -1,13 +1,13 @@
 """The life of every storage on the imaginary GPU, as the caching allocator would serve it."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
 
 from ampwise.estimate.allocator import Block, CachingAllocator
-from ampwise.records.site import Site
+from ampwise.estimate.spot import Spot
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -15,7 +15,7 @@ class Storage:
     """One storage: how large, born where, and when it came and went."""
 
     num_bytes: int
-    site: Site
+    spot: Spot
     is_cast: bool = False
     """A copy in another format that autocast made."""
     is_workspace: bool = False
@@ -53,19 +53,27 @@ class Ledger:
         self.time = 0
         self.peak_time = 0
         """Just after the birth that made the allocator's peak."""
-        self.peak_site: Site | None = None
+        self.peak_spot: Spot | None = None
         self._alive: dict[int, tuple[weakref.ref[torch.UntypedStorage], Storage]] = {}
 
     def see(
         self,
         storage: torch.UntypedStorage,
-        site: Site,
+        where: Callable[[], Spot],
         *,
-        node: int | None = None,
+        node: Callable[[], int | None] = lambda: None,
         is_cast: bool = False,
         is_from_host: bool = False,
     ) -> None:
-        """Take note of ``storage`` if it is new, and of its new size if it was resized."""
+        """Take note of ``storage`` if it is new, and of its new size if it was resized.
+
+        Args:
+            storage: Of a tensor on the GPU.
+            where: Where it was made; asked only if it is new, as ``node`` is.
+            node: The autograd node that runs.
+            is_cast: See ``Storage``.
+            is_from_host: See ``Storage``.
+        """
         key, num_bytes = id(storage), storage.nbytes()
         known = self._alive.get(key)
         if known is not None:
@@ -73,19 +81,19 @@ class Ledger:
                 self._die(key)
             else:
                 return
-        made = self._bear(num_bytes, site)
-        made.node, made.is_cast, made.is_from_host = node, is_cast, is_from_host
+        made = self._bear(num_bytes, where())
+        made.node, made.is_cast, made.is_from_host = node(), is_cast, is_from_host
         self._alive[key] = (weakref.ref(storage, lambda _, key=key: self._die(key)), made)
 
-    def pass_through(self, sizes: Iterable[int], site: Site) -> None:
+    def pass_through(self, sizes: Iterable[int], spot: Spot) -> None:
         """Take note of what a kernel allocates for itself and frees before it returns."""
-        made = [self._bear(size, site) for size in sizes]
+        made = [self._bear(size, spot) for size in sizes]
         for one in made:
             self._end(one)
 
-    def keep(self, num_bytes: int, site: Site) -> None:
+    def keep(self, num_bytes: int, spot: Spot) -> None:
         """Take note of a workspace, which is never given back."""
-        self._bear(num_bytes, site).is_workspace = True
+        self._bear(num_bytes, spot).is_workspace = True
 
     def mark(self, label: str) -> None:
         """Remember that something begins now."""
@@ -100,14 +108,18 @@ class Ledger:
         """The storages alive at that time."""
         return [one for one in self.storages if one.born < time and (one.died is None or one.died >= time)]
 
-    def _bear(self, num_bytes: int, site: Site) -> Storage:
-        storage = Storage(num_bytes=num_bytes, site=site, born=self.time)
+    def alive(self) -> list[Storage]:
+        """The storages of tensors alive now."""
+        return [one for _, one in self._alive.values()]
+
+    def _bear(self, num_bytes: int, spot: Spot) -> Storage:
+        storage = Storage(num_bytes=num_bytes, spot=spot, born=self.time)
         self.time += 1
         before = self.allocator.peak_allocated_bytes
         storage.block = self.allocator.allocate(num_bytes)
         storage.block_bytes = 0 if storage.block is None else storage.block.size
         if self.allocator.peak_allocated_bytes > before:
-            self.peak_time, self.peak_site = self.time, site
+            self.peak_time, self.peak_spot = self.time, spot
         self.storages.append(storage)
         return storage
 

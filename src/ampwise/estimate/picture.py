@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from ampwise.estimate.ledger import Ledger, Storage
+from ampwise.estimate.spot import Spot
 from ampwise.estimate.whereabouts import Whereabouts
 from ampwise.records.estimate import Estimate
 from ampwise.records.memory import CategoryBytes, MemoryCategory, MemoryOwner, MemoryPoint
@@ -36,12 +37,12 @@ def picture(
         is_lower_bound: The run could not go on.
     """
     alive = ledger.alive_at(ledger.peak_time)
-    site = ledger.peak_site
+    site = None if ledger.peak_spot is None else ledger.peak_spot.site
     return Estimate(
         precision=precision,
         allocated_bytes=ledger.allocator.peak_allocated_bytes,
         reserved_bytes=ledger.allocator.peak_reserved_bytes,
-        categories=_categories(alive, whereabouts),
+        categories=_in_order(_sizes(alive, whereabouts)),
         peak_phase=None if site is None else site.phase.value,
         peak_line=None if site is None else site.where or None,
         owners=tuple(_owners(alive, whereabouts)),
@@ -64,35 +65,41 @@ def category_of(storage: Storage, whereabouts: Whereabouts) -> MemoryCategory:
         return MemoryCategory.OTHER
     if known is not None:
         return known
-    is_between = storage.site.phase is Phase.OTHER and whereabouts.num_steps_at(storage) == 0
+    is_between = storage.spot.phase is Phase.OTHER and whereabouts.num_steps_at(storage) == 0
     return MemoryCategory.OTHER if storage.is_from_host or is_between else MemoryCategory.TEMPORARY
 
 
-def _categories(alive: Iterable[Storage], whereabouts: Whereabouts) -> tuple[CategoryBytes, ...]:
+def _sizes(alive: Iterable[Storage], whereabouts: Whereabouts) -> Counter[MemoryCategory]:
     sizes: Counter[MemoryCategory] = Counter()
     for storage in alive:
         sizes[category_of(storage, whereabouts)] += storage.block_bytes
+    return sizes
+
+
+def _in_order(sizes: Counter[MemoryCategory]) -> tuple[CategoryBytes, ...]:
     return tuple(CategoryBytes(category=one, bytes=sizes[one]) for one in MemoryCategory if sizes[one])
 
 
 def _owners(alive: Iterable[Storage], whereabouts: Whereabouts) -> list[MemoryOwner]:
     """Storages of one category that were born at one place, or belong to one module, put together."""
-    groups: dict[tuple[MemoryCategory, Site], list[int]] = {}
+    by_spot: dict[tuple[MemoryCategory, Spot, str | None], list[int]] = {}
     for storage in alive:
-        category = category_of(storage, whereabouts)
-        groups.setdefault((category, _place(storage, category, whereabouts)), []).append(storage.block_bytes)
+        key = category_of(storage, whereabouts), storage.spot, whereabouts.names.get(storage.born)
+        by_spot.setdefault(key, []).append(storage.block_bytes)
+    by_site: dict[tuple[MemoryCategory, Site], list[int]] = {}
+    for (category, spot, module), sizes in by_spot.items():
+        by_site.setdefault((category, _place(category, spot, module)), []).extend(sizes)
     made = [
         MemoryOwner(category=category, site=site, bytes=sum(sizes), num_storages=len(sizes))
-        for (category, site), sizes in groups.items()
+        for (category, site), sizes in by_site.items()
     ]
     return sorted(made, key=lambda owner: -owner.bytes)[:_MAX_OWNERS]
 
 
-def _place(storage: Storage, category: MemoryCategory, whereabouts: Whereabouts) -> Site:
-    module = whereabouts.names.get(storage.born)
+def _place(category: MemoryCategory, spot: Spot, module: str | None) -> Site:
     if module is not None or category in {MemoryCategory.GRADIENT, MemoryCategory.OPTIMIZER_STATE}:
-        return Site(phase=storage.site.phase, module=module)
-    return storage.site
+        return Site(phase=spot.phase, module=module)
+    return spot.site
 
 
 def _timeline(ledger: Ledger, whereabouts: Whereabouts) -> list[MemoryPoint]:
@@ -105,14 +112,22 @@ def _timeline(ledger: Ledger, whereabouts: Whereabouts) -> list[MemoryPoint]:
     wanted = {*range(start, end, stride), end}
     if start <= ledger.peak_time <= end:
         wanted.add(ledger.peak_time)
-    times = sorted(wanted)
-    phases = {storage.born: storage.site.phase for storage in ledger.storages if start <= storage.born <= end}
+    alive = Counter(_sizes(ledger.alive_at(start), whereabouts))
+    births = {one.born: one for one in ledger.storages if start <= one.born < end}
+    deaths = {one.died: one for one in ledger.storages if one.died is not None and start <= one.died < end}
     points: list[MemoryPoint] = []
     phase = Phase.OTHER
-    for index, time in enumerate(times):
-        born = [phases[one] for one in range(times[index - 1] if index else start, time) if one in phases]
-        phase = born[-1] if born else phase
-        categories = _categories(ledger.alive_at(time), whereabouts)
-        total = sum(part.bytes for part in categories)
-        points.append(MemoryPoint(event=time - start, phase=phase, total_bytes=total, categories=categories))
+    for time in range(start, end + 1):
+        if time in wanted:
+            points.append(_point(time - start, phase, alive))
+        born, died = births.get(time), deaths.get(time)
+        if born is not None:
+            alive[category_of(born, whereabouts)] += born.block_bytes
+            phase = born.spot.phase
+        if died is not None:
+            alive[category_of(died, whereabouts)] -= died.block_bytes
     return points
+
+
+def _point(event: int, phase: Phase, sizes: Counter[MemoryCategory]) -> MemoryPoint:
+    return MemoryPoint(event=event, phase=phase, total_bytes=sizes.total(), categories=_in_order(sizes))

@@ -7,6 +7,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ampwise.compat.dispatch import find_overload
+
 _REDUCTION_BYTES: Final = 512
 """A block for a reduction's partial results."""
 Sizes = Callable[[tuple[Any, ...]], tuple[int, ...]]
@@ -31,7 +33,7 @@ MATRIX_PRODUCTS: Final = frozenset(
         torch.ops.aten.addmm.default,
         torch.ops.aten.bmm.default,
         torch.ops.aten.baddbmm.default,
-        torch.ops.aten._addmm_activation.default,  # noqa: SLF001 # an operator's name
+        find_overload("_addmm_activation"),
     }
 )
 """Operators that call cuBLAS."""

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-from ampwise.compat.imaginary import is_imaginary
+from ampwise.compat.imaginary import Place, place_of
+from ampwise.compat.tree import map_tensors
 
 MAX_NUMEL: Final = 2**20
 """Larger tensors are not carried along: they would take the host's memory."""
@@ -20,9 +20,10 @@ _ATTRIBUTE: Final = "_ampwise_value"
 
 def value_of(tensor: Tensor) -> Tensor | None:
     """What ``tensor`` holds, on the host; None where that is not known."""
-    if not is_imaginary(tensor):
+    place = place_of(tensor)
+    if place is Place.REAL:
         return tensor
-    return getattr(tensor, _ATTRIBUTE, None)
+    return getattr(tensor, _ATTRIBUTE, None) if place is Place.GPU else None
 
 
 def set_value(tensor: Tensor, value: Tensor | None) -> None:
@@ -69,7 +70,7 @@ def _known(arguments: Any) -> Any | None:
         return value.clone()
 
     try:
-        args, kwargs = tree_map_only(Tensor, replace, arguments)
+        args, kwargs = map_tensors(replace, arguments)
     except _Unknown:
         return None
     if kwargs.get("device") is not None:

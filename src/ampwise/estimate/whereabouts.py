@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ampwise.compat.autograd import is_inside_backward
 from ampwise.estimate.ledger import Ledger, Storage
+from ampwise.estimate.spot import Spot
 from ampwise.observe.events import (
     BackwardEnded,
     BackwardStarted,
@@ -19,7 +20,7 @@ from ampwise.observe.events import (
 from ampwise.observe.frames import user_line
 from ampwise.observe.modules import ModuleStack
 from ampwise.records.memory import MemoryCategory
-from ampwise.records.site import Phase, Site
+from ampwise.records.site import Phase
 
 
 class Whereabouts:
@@ -60,18 +61,10 @@ class Whereabouts:
     def __exit__(self, *exc: object) -> None:
         self._undo.close()
 
-    def site(self, op: str) -> Site:
+    def spot(self, op: Any) -> Spot:
         """Where the operator runs."""
-        name = self._modules.name
-        line = user_line(2)
         phase = Phase.BACKWARD if is_inside_backward() else self._phase
-        return Site(
-            phase=phase,
-            module=None if name is None else name.path,
-            op=op,
-            file=None if line is None else line.shown_file,
-            line=None if line is None else line.line,
-        )
+        return Spot(phase, self._modules.name, op, user_line(2))
 
     def _on_forward(self, event: ForwardStarted) -> None:
         self._phase = Phase.FORWARD
@@ -87,8 +80,8 @@ class Whereabouts:
         self._phase = Phase.BACKWARD
         # what was made since the forward pass began and still is held, the loss included, is held for this pass
         start = self._ledger.time if self._forward_time is None else self._forward_time
-        for storage in self._ledger.alive_at(self._ledger.time):
-            if storage.born >= start and storage.site.phase in {Phase.FORWARD, Phase.OTHER}:
+        for storage in self._ledger.alive():
+            if storage.born >= start and storage.spot.phase in {Phase.FORWARD, Phase.OTHER}:
                 self.known.setdefault(storage.born, MemoryCategory.ACTIVATION)
 
     def _on_backward_end(self, _: BackwardEnded) -> None:

@@ -1,16 +1,17 @@
 """What a tensor of the imaginary GPU says of itself in Python, and how tensors get there."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from ampwise.compat.imaginary import GPU, is_computing, is_imaginary, real_attribute
+from ampwise.compat.imaginary import GPU, Place, is_computing, is_imaginary, place_of, real_attribute
 from ampwise.interpose.seam import Undo
 from ampwise.interpose.stand_in import StandIn, put
 
-_TENSOR = "torch:Tensor"
+_TENSOR: Final = "torch:Tensor"
+_DEVICES: Final = {Place.GPU: GPU, Place.HOST: torch.device("cpu")}
 
 
 def stand_in_for_tensors() -> Undo:
@@ -28,17 +29,21 @@ def is_gpu(device: object) -> bool:
 
 
 def _properties() -> Iterator[StandIn]:
+    # kernels written in Python make tensors on their argument's device, which must be the one that has no data
     def device(tensor: Tensor) -> torch.device:
-        # kernels written in Python make tensors on their argument's device, which must be the one that has no data
-        return GPU if is_imaginary(tensor) and not is_computing() else real_attribute(tensor, "device")
+        place = Place.REAL if is_computing() else place_of(tensor)
+        return _DEVICES.get(place) or real_attribute(tensor, "device")
 
     def is_cuda(tensor: Tensor) -> bool:
         return is_imaginary(tensor) or real_attribute(tensor, "is_cuda")
 
-    def is_meta(tensor: Tensor) -> bool:
-        return real_attribute(tensor, "is_meta") and (is_computing() or not is_imaginary(tensor))
+    def is_cpu(tensor: Tensor) -> bool:
+        return place_of(tensor) is Place.HOST or real_attribute(tensor, "is_cpu")
 
-    for name, getter in {"device": device, "is_cuda": is_cuda, "is_meta": is_meta}.items():
+    def is_meta(tensor: Tensor) -> bool:
+        return real_attribute(tensor, "is_meta") and (is_computing() or place_of(tensor) is Place.REAL)
+
+    for name, getter in {"device": device, "is_cuda": is_cuda, "is_cpu": is_cpu, "is_meta": is_meta}.items():
         yield StandIn(owner=_TENSOR, attribute=name, make=lambda _, getter=getter: property(getter))
 
 
@@ -51,6 +56,9 @@ def _methods() -> Iterator[StandIn]:
     yield StandIn(owner=_TENSOR, attribute="get_device", make=lambda _: _get_device)
     yield StandIn(owner=_TENSOR, attribute="type", make=_type)
     yield StandIn(owner=_TENSOR, attribute="__repr__", make=_repr)
+    yield StandIn(owner=_TENSOR, attribute="numpy", make=_from_zeros)
+    yield StandIn(owner=_TENSOR, attribute="__array__", make=_from_zeros)
+    yield StandIn(owner=_TENSOR, attribute="tolist", make=_from_zeros)
 
 
 def _itself(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -86,16 +94,23 @@ def _to(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         elif isinstance(kwargs.get("other"), Tensor):
             other = kwargs.pop("other")
             args = (other.device, other.dtype, *args)
-        goes_to_gpu = any(is_gpu(one) for one in (*args[:1], kwargs.get("device")) if one is not None)
-        if not goes_to_gpu:
+        target = kwargs.get("device", args[0] if args else None)
+        place = place_of(tensor)
+        is_there = is_gpu(target) if place is Place.GPU else place is Place.HOST and _is_host(target)
+        if is_there:
+            rest = args[1:] if args and args[0] is target else args
+            return _cast(original, tensor, rest, {name: value for name, value in kwargs.items() if name != "device"})
+        if not is_gpu(target):
             return original(tensor, *args, **kwargs)
-        rest = args[1:] if args and is_gpu(args[0]) else args
-        others = {name: value for name, value in kwargs.items() if name != "device"}
-        if not is_imaginary(tensor):
-            return original(tensor, GPU, *rest, **others)
-        return _cast(original, tensor, rest, others)
+        if "device" in kwargs:
+            return original(tensor, *args, **{**kwargs, "device": GPU})
+        return original(tensor, GPU, *args[1:], **kwargs)
 
     return to
+
+
+def _is_host(device: object) -> bool:
+    return device == "cpu" or (isinstance(device, torch.device) and device.type == "cpu")
 
 
 def _cast(original: Callable[..., Tensor], tensor: Tensor, rest: tuple[Any, ...], others: dict[str, Any]) -> Tensor:
@@ -108,6 +123,17 @@ def _cast(original: Callable[..., Tensor], tensor: Tensor, rest: tuple[Any, ...]
     memory_format = others.get("memory_format")
     keywords = {} if memory_format is None else {"memory_format": memory_format}
     return original(tensor, dtype or tensor.dtype, copy=copy, **keywords)
+
+
+def _from_zeros(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What C++ reads from memory: of a tensor of the host without data, zeros are read."""
+
+    def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if place_of(tensor) is Place.HOST:
+            return original(torch.zeros(tensor.shape, dtype=tensor.dtype), *args, **kwargs)
+        return original(tensor, *args, **kwargs)
+
+    return read
 
 
 def _type(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,9 +151,10 @@ def _type(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _repr(original: Callable[..., str]) -> Callable[..., str]:
     def repr_(tensor: Tensor, **kwargs: Any) -> str:
-        if not is_imaginary(tensor):
+        place = place_of(tensor)
+        if place is Place.REAL:
             return original(tensor, **kwargs)
-        return f"tensor(..., device='{GPU}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
+        return f"tensor(..., device='{_DEVICES[place]}', size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
     return repr_
 
