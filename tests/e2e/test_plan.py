@@ -88,7 +88,8 @@ def test_check_finds_what_does_not_fit(folder):
             "ampwise: the script failed before its model was called: RuntimeError: no data",
         ),
         ("print('done')", 3, "ampwise: the script calls no model in its first step"),
-        (None, 3, "ampwise: the script failed before its model was called"),
+        (None, 2, "ampwise: can't open file"),
+        ("model = (", 1, "  File "),
     ],
 )
 def test_a_script_without_a_model_is_told(folder, source, status, said):

@@ -15,8 +15,7 @@ from ampwise.cli.options import lists_option, module_option, script_words, targe
 from ampwise.cli.scripts import check_device, check_script, progress_bar
 from ampwise.cli.unwind import signals_unwind
 from ampwise.plan.find import find_plan
-from ampwise.plan.presets import get_precision
-from ampwise.runner.planned import with_plan
+from ampwise.runner.planned import in_precision, with_plan
 from ampwise.runner.script import Target
 from ampwise.runner.spec import LaunchSpec, Lists
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Steps to run; all but the first are watched.",
 )
-@click.option("--precision", metavar="NAME", help="auto (default), fp32, tf32, bf16 or fp16.")
+@click.option("--precision", metavar="NAME", help="auto (default), fp32, tf32, bf16, fp16, or a preset.")
 @click.option("--plan", metavar="PLAN", help="What runs in which format: a plan file, a preset.")
 @module_option
 @click.option("--device", metavar="DEVICE", help="cpu, cuda:1, ...: the current device of the run.")
@@ -74,16 +73,14 @@ def command(words: tuple[str, ...], **options: Any) -> int:
 
 
 def _spec(options: Mapping[str, Any]) -> LaunchSpec:
-    precision = options["precision"] or "auto"
     spec = LaunchSpec(
-        precision="auto" if precision == "auto" else get_precision(precision).name,
         lists=Lists(options["lists"]),
         device=options["device"],
         stop_after=options["steps"],
         instruments=("casts",),
     )
     if options["plan"] is None:
-        return spec
+        return in_precision(spec, options["precision"] or "auto")
     if options["precision"] is not None:
         raise UsageError("--plan says the precision already, as its default; leave --precision out")
     return with_plan(spec, find_plan(options["plan"]))

@@ -144,8 +144,12 @@ def _layout(script: tuple[str, ...], *, is_module: bool) -> "LayoutRecord | None
     if not script:
         return None
     from ampwise.cli.plan_script import layout_of
+    from ampwise.cli.scripts import check_script
 
-    return layout_of(target_of(script, is_module=is_module))
+    target = target_of(script, is_module=is_module)
+    if check_script(target, verb="plan"):
+        raise click.exceptions.Exit(1)  # a syntax error, told in python's words
+    return layout_of(target)
 
 
 def _refuse_script(script: tuple[str, ...]) -> None:

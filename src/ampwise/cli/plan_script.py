@@ -30,6 +30,8 @@ class ModuleFormat:
 def layout_of(target: Target) -> LayoutRecord:
     """The modules of the script's models: it makes one step in a process of its own, and keeps no file of it.
 
+    A whole step, not only the first forward: a script with several models (a GAN, a teacher) calls the others later.
+
     Raises:
         CannotRunError: the script failed before its first step, or calls no model.
     """

@@ -21,12 +21,11 @@ from ampwise.cli.exits import INTERRUPTED, USAGE, has_syntax_error, say
 from ampwise.cli.options import lists_option, malloc_option, misplaced, module_option, script_words, target_of
 from ampwise.emulate.recipes import get_recipe
 from ampwise.plan.find import find_plan
-from ampwise.plan.presets import get_precision
 from ampwise.records.files import to_plain
 from ampwise.runner.bootstrap import announce, children_environment, own_environment
 from ampwise.runner.failures import describe, missing_cuda, own_place
 from ampwise.runner.launch import run_command
-from ampwise.runner.planned import with_plan
+from ampwise.runner.planned import in_precision, with_plan
 from ampwise.runner.script import ScriptEnd, Target, run_target, show_error, source_of
 from ampwise.runner.session import Session, session
 from ampwise.runner.spec import LaunchSpec, Lists, Malloc
@@ -102,7 +101,7 @@ class _Voice:
     context_settings={"allow_interspersed_args": False},
     short_help="Run a training script, unmodified, in mixed precision.",
 )
-@click.option("--precision", metavar="NAME", help="auto (default), fp32, tf32, bf16 or fp16.")
+@click.option("--precision", metavar="NAME", help="auto (default), fp32, tf32, bf16, fp16, or a preset of `plan list`.")
 @click.option("--plan", metavar="PLAN", help="What runs in which format: a plan file, a preset (`ampwise plan list`).")
 @click.option(
     "--emulate",
@@ -145,27 +144,32 @@ def command(words: tuple[str, ...], **options: Any) -> int:
 
 
 def _spec(options: Mapping[str, Any]) -> LaunchSpec:
+    spec = _precise_spec(options)
+    if spec.plan is not None and options["show_code"]:
+        given = "--precision" if options["plan"] is None else "--plan"
+        raise UsageError(f"--show-code shows plain torch, which has no plans; leave out one of it and {given}")
+    return spec
+
+
+def _precise_spec(options: Mapping[str, Any]) -> LaunchSpec:
+    """By the precision or the plan that was asked for."""
     spec = _plain_spec(options)
     if options["plan"] is None:
-        return spec
+        return spec if options["precision"] is None else in_precision(spec, options["precision"])
     if options["precision"] is not None:
         raise UsageError("--plan says the precision already, as its default; leave --precision out")
-    if options["show_code"]:
-        raise UsageError("--show-code shows plain torch, which has no plans; leave out one of it and --plan")
     return with_plan(spec, find_plan(options["plan"]))
 
 
 def _plain_spec(options: Mapping[str, Any]) -> LaunchSpec:
-    precision, device = options["precision"] or "auto", options["device"]
+    device = options["device"]
     emulate = get_recipe(options["emulate"]).name if options["emulate"] is not None else None
-    if emulate is not None and options["precision"] is not None:
-        raise UsageError(f"--emulate {emulate} says the precision already; leave --precision out")
     if emulate is not None and options["show_code"]:
         raise UsageError("--show-code shows plain torch, which cannot emulate; leave out one of it and --emulate")
     if device is not None and _DEVICE.fullmatch(device) is None:
         raise UsageError(f'"{inert_line(device)}" is not a device; write cpu, cuda, cuda:1, mps or xpu')
     return LaunchSpec(
-        precision=emulate or ("auto" if precision == "auto" else get_precision(precision).name),
+        precision=emulate or "auto",
         emulate=emulate,
         lists=Lists(options["lists"]),
         malloc=Malloc(options["malloc"]),

@@ -8,10 +8,11 @@ from ampwise._base.suggest import not_one_of
 from ampwise._base.text import inert_line
 from ampwise.emulate.recipes import get_recipe
 from ampwise.formats.table import find_format
-from ampwise.plan.file import preset_rows
 from ampwise.plan.find import find_plan
 from ampwise.plan.plan import Plan
 from ampwise.plan.presets import get_precision
+from ampwise.runner.planned import in_precision, is_plan_name
+from ampwise.runner.spec import LaunchSpec
 
 _COMPILE = "compile"
 
@@ -64,17 +65,17 @@ def parse_variants(text: str, *, emulate: str | None = None) -> tuple[Variant, .
 
 def _parse(name: str) -> Variant:
     precision, is_compiled = _parts(name, example="fp32,auto")
-    if precision != "auto" and find_format(precision) is None and not _is_misspelt(precision):
+    if is_plan_name(precision) or _is_file(precision):
         plan = find_plan(name.partition(f"+{_COMPILE}")[0].strip())
         own = get_precision(plan.default).name
         return Variant(name=inert_line(name), precision=own, compile=is_compiled, plan=plan)
-    known = precision if precision == "auto" else get_precision(precision).name
+    known = in_precision(LaunchSpec(), precision).precision
     return Variant(name=inert_line(name), precision=known, compile=is_compiled)
 
 
-def _is_misspelt(word: str) -> bool:
-    """Whether the word is meant as a precision, and is none; it is no plan's either."""
-    return word not in preset_rows() and not word.endswith(".toml") and "/" not in word
+def _is_file(word: str) -> bool:
+    """Whether the word is meant as a plan's file; a precision that is misspelt is not."""
+    return word != "auto" and find_format(word) is None and (word.endswith(".toml") or "/" in word)
 
 
 def _parse_emulated(name: str) -> Variant:

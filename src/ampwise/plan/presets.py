@@ -87,7 +87,7 @@ def get_precision(name: str) -> Precision:
     if precision:
         return precision
     if name in preset_rows():
-        raise CannotRunError(f'"{name}" is a plan, more than a precision: give it as --plan {name}')
+        raise CannotRunError(f'"{name}" is a plan, more than a precision: give it as plan="{name}"')
     names = ("auto", *PRECISIONS)
     if format_ is None:
         raise UsageError(not_one_of(name, names, kind="precision"))

@@ -3,11 +3,41 @@
 from dataclasses import replace
 
 from ampwise._base.errors import CannotRunError, UsageError
+from ampwise._base.suggest import not_one_of
+from ampwise._base.text import inert_line
 from ampwise.emulate.recipes import RECIPES
+from ampwise.formats.table import find_format
+from ampwise.plan.file import preset_rows
+from ampwise.plan.find import find_plan
 from ampwise.plan.plan import Plan
-from ampwise.plan.presets import get_precision
+from ampwise.plan.presets import PRECISIONS, get_precision
 from ampwise.plan.writing import to_toml
 from ampwise.runner.spec import LaunchSpec
+
+
+def in_precision(spec: LaunchSpec, word: str) -> LaunchSpec:
+    """``spec`` in what ``--precision`` names: ``auto``, a format, or a preset, whose plan it then follows.
+
+    Raises:
+        UsageError: it is none of these; or what is emulated says the precision already.
+        CannotRunError: it is a format in which torch's autocast cannot train.
+    """
+    if spec.emulate is not None:
+        raise UsageError(f"--emulate {spec.emulate} says the precision already; leave --precision out")
+    if word == "auto":
+        return replace(spec, precision=word)
+    if is_plan_name(word):
+        return with_plan(spec, find_plan(word))
+    if find_format(word) is None:
+        if word.endswith(".toml"):
+            raise UsageError(f"{inert_line(word)} is a plan file: give it as --plan {inert_line(word)}")
+        raise UsageError(not_one_of(inert_line(word), ("auto", *preset_rows()), kind="precision"))
+    return replace(spec, precision=get_precision(word).name)
+
+
+def is_plan_name(word: str) -> bool:
+    """Whether a preset is called so that is more than a precision."""
+    return word in preset_rows() and word not in PRECISIONS
 
 
 def with_plan(spec: LaunchSpec, plan: Plan) -> LaunchSpec:
@@ -23,11 +53,22 @@ def with_plan(spec: LaunchSpec, plan: Plan) -> LaunchSpec:
             'Cast the model in the script and use ampwise.apply_plan there, or write parameters = "fp32" in the plan'
         )
     if spec.emulate is not None:
-        expected = RECIPES[spec.emulate].autocast or "fp32"
-        if plan.default not in {expected, spec.emulate}:
-            raise UsageError(
-                f"--emulate {spec.emulate} computes in {expected} around its products, but the plan's default is "
-                f'{plan.default}; write default = "{expected}" in it, or emulate {plan.default}'
-            )
+        _check_emulated(spec.emulate, plan)
     precision = spec.emulate or get_precision(plan.default).name
     return replace(spec, plan=to_toml(plan), precision=precision, lists=plan.lists)
+
+
+def _check_emulated(emulate: str, plan: Plan) -> None:
+    expected = RECIPES[emulate].autocast or "fp32"
+    if plan.default not in {expected, emulate}:
+        raise UsageError(
+            f"--emulate {emulate} computes in {expected} around its products, but the plan's default is "
+            f'{plan.default}; write default = "{expected}" in it, or emulate {plan.default}'
+        )
+    fp8 = next((f"rules[{index}]" for index, rule in enumerate(plan.rules) if rule.compute.startswith("fp8")), None)
+    if fp8 is not None:
+        raise UsageError(
+            f"{fp8} of the plan computes in fp8, where the plan says; --emulate {emulate} takes "
+            f"{'every product with a weight' if emulate.startswith('fp8') else 'no product'} in fp8. "
+            "Leave --plan out and write --emulate fp8, or leave the rule out of the plan"
+        )

@@ -75,6 +75,6 @@ def test_what_presets_decide(preset, module, op, compute):
 
 def test_a_plan_is_no_precision():
     with pytest.raises(
-        CannotRunError, match='"fp16-safe" is a plan, more than a precision: give it as --plan fp16-safe'
+        CannotRunError, match='"fp16-safe" is a plan, more than a precision: give it as plan="fp16-safe"'
     ):
         get_precision("fp16-safe")

@@ -3,7 +3,8 @@ import pytest
 from ampwise._base.errors import CannotRunError, UsageError
 from ampwise.plan.file import parse_plan
 from ampwise.plan.plan import Lists, Plan, Rule
-from ampwise.runner.planned import with_plan
+from ampwise.plan.presets import presets
+from ampwise.runner.planned import in_precision, with_plan
 from ampwise.runner.spec import LaunchSpec
 
 RULES = (Rule(module="wo", compute="fp32", because="overflows"),)
@@ -30,3 +31,38 @@ def test_another_format_than_the_emulated_one_is_refused():
 def test_low_parameters_are_refused():
     with pytest.raises(CannotRunError, match="keeps parameters in bf16; a run leaves them"):
         with_plan(LaunchSpec(), Plan(default="bf16", parameters="bf16"))
+
+
+@pytest.mark.parametrize(("word", "default", "rules"), [("fp16-safe", "fp16", True), ("moe", "bf16", True)])
+def test_a_presets_name_is_a_precision(word, default, rules):
+    spec = in_precision(LaunchSpec(), word)
+    assert (spec.precision, bool(parse_plan(spec.plan).rules)) == (default, rules)
+
+
+@pytest.mark.parametrize(("word", "meant"), [("auto", "auto"), ("half", "fp16"), ("bf16", "bf16")])
+def test_a_format_needs_no_plan(word, meant):
+    assert in_precision(LaunchSpec(), word) == LaunchSpec(precision=meant)
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("fp16-saf", 'did you mean "fp16-safe"?'),
+        ("plan.toml", "give it as --plan plan.toml"),
+        ("bf61", 'did you mean "bf16"?'),
+    ],
+)
+def test_what_is_no_precision_is_refused_with_what_was_meant(word, text):
+    with pytest.raises(UsageError, match=text):
+        in_precision(LaunchSpec(), word)
+
+
+def test_what_is_emulated_says_the_precision():
+    with pytest.raises(UsageError, match="--emulate fp16 says the precision already"):
+        in_precision(LaunchSpec(precision="fp16", emulate="fp16"), "t5")
+
+
+@pytest.mark.parametrize(("emulated", "what"), [("fp8_e4m3", "every product with a weight"), ("bf16", "no product")])
+def test_a_plan_in_fp8_and_emulation_do_not_go_together(emulated, what):
+    with pytest.raises(UsageError, match=rf"rules\[0\] of the plan.*{what}.*write --emulate fp8"):
+        with_plan(LaunchSpec(precision=emulated, emulate=emulated), presets()["fp8"].plan)
