@@ -9,6 +9,7 @@ from typing import Final
 from ampwise.lint.names import Binding, Bound, Names
 from ampwise.lint.torch_names import (
     CONTAINERS,
+    COUNT_WORD,
     CREATORS,
     HALVES,
     LOADER_WORD,
@@ -29,7 +30,7 @@ from ampwise.lint.torch_names import (
     TO_NUMBER,
     WRAPPERS,
 )
-from ampwise.lint.tree import Tree, dotted
+from ampwise.lint.tree import Function, Tree, dotted
 from ampwise.lint.values import (
     NUMBER,
     UNKNOWN,
@@ -50,6 +51,7 @@ _NAMED: Final = (
     (LOSS_FUNCTION_WORD, Kind.LOSS_FUNCTION),
     (MODULE_WORD, Kind.MODULE),
     (LOSS_WORD, Kind.TENSOR),
+    (COUNT_WORD, Kind.NUMBER),
 )
 
 
@@ -92,6 +94,8 @@ class Kinds:
                 return self._attribute(expression)
             case ast.Subscript(value=inner):
                 return self._subscript(expression, inner)
+            case ast.BinOp(op=ast.Mod(), left=ast.Constant(value=str())):
+                return NUMBER
             case ast.BinOp(left=left, right=right):
                 return self._joined([left, right])
             case ast.Compare(left=left, comparators=rest):
@@ -140,7 +144,8 @@ class Kinds:
             case Bound.ASSIGN if bound.index is None:
                 return value
             case Bound.ASSIGN:
-                return self._unpacked(value)
+                made = self._returned(bound.value, bound.index) if isinstance(bound.value, ast.Call) else UNKNOWN
+                return made if made.kind is not Kind.UNKNOWN else self._unpacked(value)
             case Bound.LOOP:
                 return self._iterated(bound, value)
             case _:
@@ -172,6 +177,8 @@ class Kinds:
         tensors = [value for value in (before, added) if value.kind is Kind.TENSOR]
         if tensors:
             return mixed(tensors)
+        if isinstance(bound.node, ast.AugAssign) and isinstance(bound.node.op, ast.Div | ast.Mult):
+            return before  # a quotient by a number tells nothing of what is divided
         return added if added.kind is Kind.NUMBER else before
 
     def _named(self, expression: ast.expr, bound: Binding | None) -> Value:
@@ -246,12 +253,37 @@ class Kinds:
     def _call(self, call: ast.Call) -> Value:
         name = self._names.resolve(call.func)
         made = self._made(call, name) if name is not None else UNKNOWN
+        if made.kind is Kind.UNKNOWN:
+            made = self._returned(call)
         if made.kind is not Kind.UNKNOWN:
             return made
         if isinstance(call.func, ast.Attribute):
             return self._method(call, call.func)
         called = self.of(call.func)
         return self._applied(call, called)
+
+    def _returned(self, call: ast.Call, index: int | None = None) -> Value:
+        """What a function of this file returns: a number or a tensor on the device, where all its returns agree."""
+        callee = self._names.function(call)
+        returned = self._returns.get(callee, []) if callee is not None else []
+        parts = [one for whole in returned if (one := _part(whole, index)) is not None]
+        values = [self.of(part) for part in parts]
+        if not values or len(parts) < len(returned):
+            return UNKNOWN
+        if all(value.kind is Kind.NUMBER for value in values):
+            return NUMBER
+        is_computed = all(value.kind is Kind.TENSOR and value.on_device is True for value in values)
+        return mixed(values) if is_computed else UNKNOWN
+
+    @cached_property
+    def _returns(self) -> dict[Function | None, list[ast.expr]]:
+        """What each function of the file returns, a plain None aside."""
+        found: dict[Function | None, list[ast.expr]] = {}
+        for node in self._tree.nodes(ast.Return):
+            is_none = isinstance(node.value, ast.Constant) and node.value.value is None
+            if node.value is not None and not is_none:
+                found.setdefault(self._tree.function(node), []).append(node.value)
+        return found
 
     def _applied(self, call: ast.Call, called: Value) -> Value:
         """The value of calling a module or loss function."""
@@ -420,6 +452,8 @@ class Kinds:
             return owner if expression.attr == "module" else UNKNOWN
         if owner.kind is Kind.TENSOR and expression.attr in SAME_DEVICE:
             return owner if expression.attr != "data" else replace(owner, has_graph=False)
+        if expression.attr == "grad":
+            return Value(kind=Kind.TENSOR, confidence=Confidence.USE, on_device=True, has_graph=False)
         return UNKNOWN
 
     def _subscript(self, expression: ast.Subscript, inner: ast.expr) -> Value:
@@ -446,3 +480,11 @@ class Kinds:
         if name != "torch.set_grad_enabled" or call is None or not call.args:
             return False
         return isinstance(call.args[0], ast.Constant) and call.args[0].value is False
+
+
+def _part(whole: ast.expr, index: int | None) -> ast.expr | None:
+    """The element of what is returned that a name gets; None where it is not written out."""
+    if index is None:
+        return whole
+    elements = whole.elts if isinstance(whole, ast.Tuple) else []
+    return elements[index] if index < len(elements) else None

@@ -9,12 +9,17 @@ from typing import Final
 from ampwise.lint.events import Act
 from ampwise.lint.flow import Flow
 from ampwise.lint.names import Names
-from ampwise.lint.tree import Function, Loop, Tree
+from ampwise.lint.tree import LOOPS, Function, Loop, Tree
 
 _THROTTLE: Final = re.compile(
     r"(log|print|verbose|debug|freq|interval|every|period|report|profil|plot|vis|sync|save|eval|valid|display|summary"
     r"|is_last|last_|_last|time)", re.IGNORECASE,
 )  # fmt: skip
+
+_COUNTER: Final = re.compile(
+    r"i|it|idx|index|n_iter|batch_(idx|id|index|num|i)|([a-z]+_)?(steps?|epoch|iter|iters|iteration|iterations)"
+)
+"""What people call the number of an iteration or epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +127,8 @@ class Loops:
     def throttle(self, node: ast.AST, within: ast.AST | None) -> ast.If | None:
         """The `if` between ``node`` and ``within`` that makes it run seldom: by ``%``, last step, time or a log flag.
 
+        So does one for what should not happen: a loss that is no number, an arm that ends the loop or the process.
+
         An `if` whose body steps the optimizer is no throttle: it is the accumulation's.
         """
         child = node
@@ -129,7 +136,7 @@ class Loops:
             if outer is within:
                 return None
             is_arm = isinstance(outer, ast.If) and child is not outer.test
-            if is_arm and isinstance(outer, ast.If) and self._is_throttle(outer):
+            if is_arm and isinstance(outer, ast.If) and (self._is_throttle(outer) or _ends_it(outer, child, within)):
                 return outer
             child = outer
         return None
@@ -172,6 +179,37 @@ def is_rare(test: ast.expr) -> bool:
 
 
 def _counts(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and bool(
-        re.fullmatch(r"i|it|idx|step|epoch|batch_idx|batch_id|iteration|n_iter", node.id)
-    )
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return _COUNTER.fullmatch(name.lstrip("_")) is not None
+
+
+def _ends_it(branch: ast.If, child: ast.AST, within: ast.AST | None) -> bool:
+    """Whether the arm of ``branch`` that holds ``child`` is for a loss that is no number, or is the last to run."""
+    arm = branch.body if child in branch.body else branch.orelse
+    if _is_about_nan(branch.test) is (arm is branch.body):
+        return True
+    match arm[-1]:
+        case ast.Raise() | ast.Break():
+            return True
+        case ast.Return():
+            return isinstance(within, LOOPS)
+        case ast.Expr(value=ast.Call(func=function)):
+            return ast.unparse(function) in {"sys.exit", "exit", "quit", "os._exit"}
+        case _:
+            return False
+
+
+def _is_about_nan(test: ast.expr) -> bool | None:
+    """Whether a condition holds for what is no number, or for numbers alone; None where it asks something else."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            inverse = _is_about_nan(inner)
+            return None if inverse is None else not inverse
+        case ast.BoolOp(values=[first, *_]):
+            return _is_about_nan(first)
+        case ast.Call(func=ast.Attribute(value=ast.Call() as inner, attr="any" | "all" | "item")):
+            return _is_about_nan(inner)
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return {"isnan": True, "isinf": True, "isfinite": False}.get(name)
+        case _:
+            return None

@@ -168,7 +168,9 @@ class Names:
     def _resolve_name(self, name: ast.Name, depth: int) -> str | None:
         found = self.lookup(name)
         if found:
-            return self._follow(found, depth)
+            followed = self._follow(found, depth)
+            # `torch = _torch()`: imported late, and handed on
+            return "torch" if followed is None and name.id == "torch" else followed
         for module in self.stars:
             if name.id in _STAR.get(module, ()):
                 return f"{module}.{name.id}"

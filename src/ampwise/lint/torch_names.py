@@ -49,15 +49,17 @@ LOSS_CLASS: Final = re.compile(r"\w*Loss$")
 PLAIN_DTYPE: Final = re.compile(r"torch\.(b?float\d*|double|int\d*|long|bool|uint8)")
 SCALER_WORD: Final = re.compile(r"(grad_?|loss_?|amp_?)?scaler(_\w+)?")
 OPTIMIZER_WORD: Final = re.compile(r"(\w+_)?(optimi[sz]er|optim|opt)(_?[a-zA-Z0-9]+)?")
-SCHEDULER_WORD: Final = re.compile(r"(\w+_)?(lr_?)?sched(uler)?(_\w+)?")
+SCHEDULER_WORD: Final = re.compile(r"(\w+_)?(lr_?)?sched(uler?)?s?([A-Z]\w*|\d*)(_\w+)?")
 LOADER_WORD: Final = re.compile(r"(\w+_)?(data_?)?(loader|dataloader)(_\w+)?|\w+loader")
 LOSS_FUNCTION_WORD: Final = re.compile(r"criterion(_\w+)?|(\w+_)?(loss_fn|loss_func|loss_function)|\w+_criterion")
 MODULE_WORD: Final = re.compile(
     r"(?!(get|load|build|create|make|init|setup|set|prepare|save|wrap|define|compile|convert|new|clone|resume)_)"
     r"(\w+_)?(model|net|network|backbone|encoder|decoder|generator|discriminator)(_\w+)?|net[DG]"
 )
+COUNT_WORD: Final = re.compile(r"(\w+_)?(steps|batches|epochs|iters|iterations|world_size|batch_size|accum)")
 LOSS_WORD: Final = re.compile(
     r"(?!\w*_(scale|scaler|mode|type|weights?|w|fn|func|name|names|keys?|coe?f\w*|dict|list|log|logger|meter|history|hist|"
     r"avg|str|config|cfg|alpha|ratio|lambda|interval|freq|file|path|kwargs|args|every|reduction)$)"
+    r"(?!(\w+_)?(best|lowest|min|prev|previous|val|valid|validation|test)_)"
     r"((\w+_)?loss(es)?(_\w+)?|loss_?[A-Z]\w*|err[DG])"
 )

@@ -14,7 +14,7 @@ from ampwise.lint.source import SourceFile, fix
 from ampwise.lint.tree import FUNCTIONS, Function, Loop
 from ampwise.records.finding import Example, Finding, Fix, Fixable, RuleInfo, Severity
 
-_EPOCH_NAME: Final = re.compile(r"\w*(one|per|single|each)_?epoch\w*|(train|fit|run)_?epoch|epoch_?(train|step)")
+_EPOCH_NAME: Final = re.compile(r"\w*(one|per|single|each)_?epoch\w*|(train|fit|run)_?epoch(_\w+)?|epoch_?(train|step)")
 _EPOCH_PARAMETER: Final = re.compile(r"(cur(rent)?_)?epoch(_?(i|idx|index|num|number|id|no))?|i_epoch")
 _OWN_TRAINING: Final = re.compile(r"fold|seed|trial|run|repeat|experiment|split|task|config|param", re.IGNORECASE)
 
@@ -103,6 +103,15 @@ def train_one_epoch(model, optimizer, loader, criterion, epoch):
         scaler = GradScaler("cuda")"""
             + _ITERATION,
         ),
+        Example(
+            title="in one of several functions for an epoch",
+            source=_IMPORTS
+            + """
+def train_epoch_large(model, optimizer, loader, criterion):
+    if model is not None:
+        scaler = GradScaler("cuda")"""
+            + _ITERATION,
+        ),
     ),
     good=(
         Example(
@@ -123,6 +132,19 @@ for fold in range(5):
     scaler = GradScaler("cuda")
     for epoch in range(10):"""
             + _ITERATION,
+        ),
+        Example(
+            title="made for one phase of several",
+            source=_IMPORTS
+            + """
+for index, (train_ids, test_ids) in enumerate(parts):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for phase in ["train", "test"]:
+        if phase == "train":
+            scaler = GradScaler("cuda")
+            for epoch in range(10):"""
+            + _ITERATION.replace("\n        ", "\n                "),
         ),
         Example(
             title="a training function that is called for each trial",
@@ -209,8 +231,16 @@ def _training_loop(file: SourceFile, call: ast.Call) -> Loop | None:
         is_own = builds_training(file, loop) or _is_own_training(loop)
         if is_own or not any(loop is inner or loop in file.tree.loops(inner) for inner in file.loops.training):
             break
-        found = loop
+        if not _is_over_words(loop):
+            found = loop
     return found
+
+
+def _is_over_words(loop: Loop) -> bool:
+    """Whether a loop goes through words, as ``for phase in ["train", "val"]``: each names another thing to do."""
+    if isinstance(loop, ast.While) or not isinstance(loop.iter, ast.List | ast.Tuple):
+        return False
+    return all(isinstance(one, ast.Constant) and isinstance(one.value, str) for one in loop.iter.elts)
 
 
 def _is_own_training(loop: Loop) -> bool:

@@ -72,6 +72,11 @@ INFO = RuleInfo(
             source=_with("torch.bfloat16", '"cuda", enabled=use_bf16', "    use_bf16 = model.use_bf16\n"),
             fixed=_with("torch.bfloat16", '"cuda", enabled=False', "    use_bf16 = model.use_bf16\n"),
         ),
+        Example(
+            title="the wrong way round",
+            source=_with("dtype", '"cuda", enabled=(kind == "bfloat16")', _CHOICE),
+            fixed=_with("dtype", '"cuda", enabled=(kind == "float16")', _CHOICE),
+        ),
     ),
     good=(
         Example(title="float16", source=_with("torch.float16", '"cuda"')),
@@ -110,6 +115,12 @@ def evaluate(model, loader):
 
 def check(file: SourceFile) -> Iterator[Finding]:
     """The scalers of a file whose training runs under autocast to bfloat16."""
+    for call in constructions(file):
+        if (dtype := _reversed_by(file, call)) is not None:
+            message = "the scaler is on for bfloat16, which needs none, and off for float16, which does"
+            text = file.text.segment(dtype).replace("bfloat16", "float16").replace("bf16", "fp16")
+            yield file.finding(INFO, call, message, fix=fix(file.edit.replace(dtype, text), safe=False))
+            return
     made = [call for call in constructions(file) if not _is_about_dtype(file, call)]
     if len(made) != 1 or not _is_scaling(file):
         return
@@ -121,6 +132,21 @@ def check(file: SourceFile) -> Iterator[Finding]:
     message = "the scaler is on under autocast to bfloat16" if is_always else (
         "the scaler stays on when autocast's dtype is bfloat16")  # fmt: skip
     yield file.finding(INFO, made[0], message, fix=_fix(file, made[0], regions[0], is_always=is_always))
+
+
+def _reversed_by(file: SourceFile, call: ast.Call) -> ast.expr | None:
+    """The bfloat16 for which alone a scaler is on: ``enabled=(dtype == torch.bfloat16)``, the wrong way round."""
+    match argument(call, "enabled", 99):
+        case ast.Compare(ops=[ast.Eq() | ast.Is()], comparators=[dtype]) if _is_bf16(file, dtype):
+            return dtype
+        case _:
+            return None
+
+
+def _is_bf16(file: SourceFile, dtype: ast.expr) -> bool:
+    if isinstance(dtype, ast.Constant):
+        return dtype.value in {"bfloat16", "bf16", "torch.bfloat16"}
+    return file.names.resolve(dtype) == _BF16
 
 
 def _is_about_dtype(file: SourceFile, call: ast.Call) -> bool:

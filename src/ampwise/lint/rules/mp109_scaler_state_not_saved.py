@@ -18,7 +18,8 @@ from ampwise.lint.tree import dotted
 from ampwise.records.finding import Example, Finding, Fix, Fixable, RuleInfo, Severity
 
 _SCALER_KEY: Final = re.compile(r"scaler|\bamp\b|amp_state|loss_scale|grad_scale", re.IGNORECASE)
-_SAVES: Final = re.compile(r"(\w+_)?save(_\w+)?|dump|\w*checkpoint\w*", re.IGNORECASE)
+_SAVES: Final = re.compile(r"(\w+_)?save(_?\w+)?|dump|\w*(checkpoint|ck?pt|ckpoint|snapshot)\w*", re.IGNORECASE)
+_LOADS: Final = re.compile(r"load|resume|restore|init|from|find|get|read|remove|clean", re.IGNORECASE)
 _Literal: TypeAlias = ast.Dict | ast.Call
 
 _STEP: Final = """
@@ -100,6 +101,29 @@ torch.save({"optimizer": None if i else optimizer.state_dict(), "scaler": scaler
             ),
         ),
         Example(
+            title="by a helper from elsewhere",
+            source=after_loss(
+                _STEP
+                + """
+if i % 1000 == 0:
+    save_ckpoints(model.state_dict(), i, optimizer.state_dict(), "last.pt")
+    make_log_ckpt(net=model, optim=optimizer, number=i)
+"""
+            ),
+            num_findings=2,
+        ),
+        Example(
+            title="put into the checkpoint entry by entry",
+            source=after_loss(
+                _STEP
+                + """
+state = {"model": model.state_dict()}
+state["optimizer"] = optimizer.state_dict()
+torch.save(state, "last.pt")
+"""
+            ),
+        ),
+        Example(
             title="a scaler that may not be there: no fix is offered",
             source=_saving("").replace('GradScaler("cuda")', 'GradScaler("cuda") if use_amp else None'),
         ),
@@ -165,6 +189,17 @@ def save(model, optimizer):
                 + """
 torch.save(optimizer.state_dict(), "optimizer.pt")
 torch.save(scaler.state_dict(), "scaler.pt")
+"""
+            ),
+        ),
+        Example(
+            title="helpers that are handed the scaler, or load, or save the weights alone",
+            source=after_loss(
+                _STEP
+                + """
+utils.save_model(args, i, model, optimizer, loss_scaler=scaler)
+start = load_checkpoint(model, optimizer)
+save_weights(model, "best.pt")
 """
             ),
         ),
@@ -257,8 +292,23 @@ def _not_saved(file: SourceFile, scalers: list[str]) -> Iterator[Finding]:
     for literal in (*file.tree.nodes(ast.Dict), *file.tree.nodes(ast.Call)):
         if _holds_optimizer(file, literal) and _is_saved(file, literal):
             name = _visible(file, scalers, literal)
-            message = f"the checkpoint holds the optimizer's state but not {name or scalers[0]}.state_dict()"
-            yield file.finding(INFO, literal, message, fix=_entry(file, literal, name))
+            yield file.finding(INFO, literal, _message(name or scalers[0]), fix=_entry(file, literal, name))
+    for entry in _entries(file):
+        yield file.finding(INFO, entry, _message(_visible(file, scalers, entry) or scalers[0]))
+
+
+def _message(scaler: str) -> str:
+    return f"the checkpoint holds the optimizer's state but not {scaler}.state_dict()"
+
+
+def _entries(file: SourceFile) -> Iterator[ast.Subscript]:
+    """The ``state["optimizer"] = optimizer.state_dict()`` of checkpoints."""
+    for statement in file.tree.nodes(ast.Assign):
+        target = statement.targets[0]
+        if isinstance(target, ast.Subscript) and _is_optimizer_state(file, statement.value):
+            names = {dotted(target.value)} - {None}
+            if names and _is_saved_under(file, names, statement):
+                yield target
 
 
 def _has_scaler_key(file: SourceFile) -> bool:
@@ -284,8 +334,26 @@ def _holds_optimizer(file: SourceFile, literal: _Literal) -> bool:
         return any(_is_optimizer_state(file, value) for value in literal.values)
     if _is_dict(literal):
         return any(_is_optimizer_state(file, keyword.value) for keyword in literal.keywords)
-    is_saving = file.names.resolve(literal.func) == "torch.save"
-    return is_saving and bool(literal.args) and _is_optimizer_state(file, literal.args[0])
+    if file.names.resolve(literal.func) == "torch.save":
+        return bool(literal.args) and _is_optimizer_state(file, literal.args[0])
+    return _is_handed_to_helper(file, literal)
+
+
+def _is_handed_to_helper(file: SourceFile, call: ast.Call) -> bool:
+    """Whether a function that is not in this file is to save an optimizer, and is handed no scaler."""
+    if not _saves(call) or _LOADS.search(_name(call)) or file.names.function(call) is not None:
+        return False
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    if any(_SCALER_KEY.search(ast.unparse(one)) for one in (*given, *call.keywords)):
+        return False
+    if any(isinstance(one, ast.Starred) for one in call.args) or any(keyword.arg is None for keyword in call.keywords):
+        return False
+    return len(given) > 1 and any(_is_optimizer_state(file, one) or _is_optimizer(file, one) for one in given)
+
+
+def _is_optimizer(file: SourceFile, value: ast.expr) -> bool:
+    place = (dotted(value) or "").lower()
+    return file.kinds.is_a(value, Kind.OPTIMIZER) and "sched" not in place and _is_stepped(file, place)
 
 
 def _is_saved(file: SourceFile, literal: _Literal) -> bool:
@@ -306,7 +374,10 @@ def _is_saved(file: SourceFile, literal: _Literal) -> bool:
 
 
 def _is_saved_by_name(file: SourceFile, statement: ast.Assign) -> bool:
-    names = {dotted(target) for target in statement.targets}
+    return _is_saved_under(file, {dotted(target) for target in statement.targets}, statement)
+
+
+def _is_saved_under(file: SourceFile, names: set[str | None], statement: ast.Assign) -> bool:
     for call in file.tree.nodes(ast.Call):
         if _saves(call) and file.tree.function(call) is file.tree.function(statement):
             arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
@@ -316,8 +387,11 @@ def _is_saved_by_name(file: SourceFile, statement: ast.Assign) -> bool:
 
 
 def _saves(call: ast.Call) -> bool:
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    return bool(_SAVES.fullmatch(name))
+    return bool(_SAVES.fullmatch(_name(call)))
+
+
+def _name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def _visible(file: SourceFile, scalers: list[str], node: ast.expr) -> str | None:

@@ -13,6 +13,7 @@ from ampwise.lint.protocol import at
 from ampwise.lint.rule import Rule
 from ampwise.lint.rules.snippets import after_loss
 from ampwise.lint.source import SourceFile, fix
+from ampwise.lint.tree import dotted
 from ampwise.records.finding import Example, Finding, Fix, Fixable, RuleInfo, Severity
 
 _ASKED: Final = re.compile(r"scale|found_inf|_step_count|skip|inf\b|overflow|stepped|did_step|is_step", re.IGNORECASE)
@@ -62,6 +63,26 @@ def step(scaler, optimizer, scheduler):
     optimizer.zero_grad()
     if scaler.get_scale() >= scale_before:
         scheduler.step()
+""",
+        ),
+        Example(
+            title="through a method, in the first epoch alone",
+            source="""
+from helpers import WarmUpLR
+warmup_scheduler = WarmUpLR(optimizer, 100)
+
+class Trainer:
+    def move(self):
+        warmup_scheduler.step()
+
+    def fit(self, loader, epoch):
+        for batch in loader:
+            self.optimizer.zero_grad()
+            self.scaler.scale(self.model(batch)).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            if epoch == 0:
+                self.move()
 """,
         ),
     ),
@@ -120,6 +141,20 @@ scheduler = Cosine()
 """,
         ),
         Example(
+            title="a schedule of one's own that the caller hands over; one that knows no optimizer",
+            source=after_loss(_STEP + "scheduler.step()\nweight_scheduler.step()\n")
+            + """
+class Cosine:
+    def step(self):
+        self.lr = 0.9 * self.lr
+
+def main(weights):
+    scheduler = Cosine()
+    weight_scheduler = weights.LinearScheduler(0, 1)
+    train(scheduler, weight_scheduler)
+""",
+        ),
+        Example(
             title="once an epoch, seen by the last batch",
             source=after_loss(_STEP + "if i == len(loader) - 1:\n    scheduler.step()\n"),
         ),
@@ -166,11 +201,23 @@ def _is_per_iteration(file: SourceFile, start: Event, goal: Event) -> bool:
     """Whether both stand in the same loop, or straight in the same function, and the schedule moves in every round."""
     first, second = at(start), at(goal)
     loops = file.tree.loops(second)[:1]
-    if file.tree.loops(first)[:1] != loops or start.via is not goal.via:
+    if file.tree.loops(first)[:1] != loops:
+        return False
+    if start.via is not goal.via and not (loops and _is_straight(file, start) and _is_straight(file, goal)):
         return False
     around = set(file.tree.ancestors(first))
     arms = [outer for outer in file.tree.ancestors(second) if isinstance(outer, ast.If) and outer not in around]
-    return not any(is_rare(arm.test) for arm in arms if loops == file.tree.loops(arm)[:1])
+    return not any(_is_seldom(arm.test) for arm in arms if loops == file.tree.loops(arm)[:1])
+
+
+def _is_straight(file: SourceFile, event: Event) -> bool:
+    """Whether the event happens once where its call stands: in no loop of the function that is called."""
+    return event.via is None or not file.tree.loops(event.node)
+
+
+def _is_seldom(test: ast.expr) -> bool:
+    """Whether few iterations of an epoch fulfil a condition; those of some epochs alone are not few."""
+    return is_rare(test) and "epoch" not in ast.unparse(test)
 
 
 def _is_asked(file: SourceFile, goal: Event) -> bool:
@@ -189,11 +236,31 @@ def _is_torch(file: SourceFile, goal: Event) -> bool:
     value = file.kinds.of(call.func.value)
     if value.kind is Kind.SCHEDULER and value.confidence is Confidence.MADE:
         return True
-    if "warm" in (goal.optimizer or "").lower():
-        return False  # torch has no schedule of that name: they are people's own
-    bindings = file.names.lookup(call.func.value) + file.names.visible(goal.optimizer or "", file.tree.root)
-    made = [bound.value for bound in bindings if isinstance(bound.value, ast.Call)]
-    return not any(file.names.resolve(one.func) in file.names.classes for one in made)
+    made = list(_constructions(file, dotted(call.func.value) or ""))
+    if made:
+        return any(_may_be_torch(file, one) for one in made)
+    # torch has no schedule of that name: they are people's own
+    return "warm" not in (goal.optimizer or "").lower()
+
+
+def _constructions(file: SourceFile, place: str) -> Iterator[ast.Call]:
+    """The calls whose values something of this name is given anywhere in the file, by a caller too."""
+    last = place.rpartition(".")[2]
+    for statement in file.tree.nodes(ast.Assign):
+        names = [(dotted(target) or "").rpartition(".")[2] for target in statement.targets]
+        if last in names and isinstance(statement.value, ast.Call):
+            yield statement.value
+
+
+def _may_be_torch(file: SourceFile, made: ast.Call) -> bool:
+    """Whether a schedule may be torch's by how it is made: with an optimizer, and of no other class of this file."""
+    if file.kinds.of(made).kind is Kind.SCHEDULER:
+        return True
+    if file.names.resolve(made.func) in file.names.classes:
+        return False
+    given = [*made.args, *(keyword.value for keyword in made.keywords)]
+    is_open = any(isinstance(one, ast.Starred) for one in made.args) or None in {k.arg for k in made.keywords}
+    return is_open or any(file.kinds.is_a(one, Kind.OPTIMIZER) for one in given)
 
 
 def _fix(file: SourceFile, start: Event, goal: Event) -> Fix | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from ampwise.lint.events import Act
-from ampwise.lint.kinds import Kind, Value
+from ampwise.lint.kinds import Confidence, Kind, Value
 from ampwise.lint.names import Bound
 from ampwise.lint.rule import Rule
 from ampwise.lint.source import SourceFile, fix
@@ -68,6 +68,23 @@ INFO = RuleInfo(
 """
             + _STEP,
         ),
+        Example(
+            title="a loss from elsewhere, which may cast inside; the output is resized on the way",
+            source=_HEAD.replace("loader):", "loader, loss_fn):")
+            + """
+        if out.shape != y.shape:
+            out = F.interpolate(input=out, size=y.shape)
+        loss = loss_fn(out, y)
+"""
+            + _STEP,
+            fixed=_HEAD.replace("loader):", "loader, loss_fn):")
+            + """
+        if out.shape != y.shape:
+            out = F.interpolate(input=out, size=y.shape)
+        loss = loss_fn(out.float(), y)
+"""
+            + _STEP,
+        ),
     ),
     good=(
         Example(
@@ -118,12 +135,16 @@ def evaluate(model, loader):
 _LOSSES: Final = ("torch.nn.functional.", "torch.nn.")
 _KEEPS: Final = frozenset({"squeeze", "view", "reshape", "flatten", "contiguous", "permute", "transpose", "unsqueeze"})
 """Methods that keep the dtype."""
+_RESHAPES: Final = frozenset({"torch.nn.functional.interpolate", "torch.nn.functional.pad", "torch.squeeze"})
+"""Functions that keep the dtype."""
 
 
 def check(file: SourceFile) -> Iterator[Finding]:
     """Every loss of torch, computed outside, one of whose arguments a model made inside."""
     for call in file.tree.nodes(ast.Call):
         loss = _loss(file, call)
+        is_torchs = loss is not None
+        loss = loss or _other_loss(file, call)
         if loss is None or file.regions.autocast(call) is not None or file.kinds.is_under_no_grad(call):
             continue
         for argument in call.args[:2]:
@@ -133,7 +154,9 @@ def check(file: SourceFile) -> Iterator[Finding]:
                 yield file.finding(
                     INFO,
                     call,
-                    f"{loss}() is computed outside of autocast from {dotted(root)}, which autocast made half precision",
+                    f"{loss}() is computed outside of autocast from {dotted(root)}, which autocast made half precision"
+                    + ("" if is_torchs else ", unless it casts what it is given"),
+                    severity=None if is_torchs else Severity.INFO,
                     fix=fix(edit, safe=False),
                 )
                 break
@@ -148,6 +171,13 @@ def _loss(file: SourceFile, call: ast.Call) -> str | None:
     if value.kind is Kind.LOSS_FUNCTION and (value.origin or "").startswith(_LOSSES):
         return ast.unparse(call.func)
     return None
+
+
+def _other_loss(file: SourceFile, call: ast.Call) -> str | None:
+    """How the call is named, if it is of a loss function from elsewhere, which may or may not cast inside."""
+    value = file.kinds.of(call.func)
+    is_known = value.confidence > Confidence.NAME or file.names.function(call) is not None
+    return ast.unparse(call.func) if value.kind is Kind.LOSS_FUNCTION and not is_known else None
 
 
 def _root(expression: ast.expr) -> ast.Name | None:
@@ -171,6 +201,9 @@ def _is_from_inside(file: SourceFile, name: ast.Name, call: ast.Call) -> bool:
     if bound is None or bound.how is not Bound.ASSIGN or not isinstance(bound.value, ast.Call):
         return False
     made = bound.value
+    if file.names.resolve(made.func) in _RESHAPES:
+        inner = _root(made.args[0] if made.args else next((k.value for k in made.keywords if k.arg == "input"), name))
+        return inner is not None and inner is not name and _is_from_inside(file, inner, call)
     if file.tree.function(made) is not file.tree.function(call) or made.lineno > call.lineno:
         return False
     is_forward = any(event.act is Act.FORWARD and event.node is made for event in file.flow.events_in(bound.node))

@@ -65,6 +65,54 @@ INFO = RuleInfo(
             num_findings=4,
         ),
         Example(
+            title="a message filled by format, a bar, a log",
+            source=_STEP
+            + """
+        bar.set_postfix({"loss": loss})
+        logger.info("step {}: {:.4f}".format(i, loss))
+        logger.info("loss %.4f", loss)
+""",
+            num_findings=3,
+        ),
+        Example(
+            title="what helpers of the script return, gradients, a sum over processes",
+            source=_STEP
+            + """
+        top1, top5 = topk(model(x), y)
+        history.append(top1.item())
+        seen.append({k: v.item() for k, v in parts.items()})
+        for p in model.parameters():
+            if torch.isnan(p.grad).any():
+                optimizer.zero_grad()
+        share = imported_loss(x, y)
+        share /= WORLD
+        share.backward()
+        print("%.4f" % share)
+
+WORLD = int(arguments.world)
+
+def topk(output, target):
+    hits = output.topk(5, 1)[1].eq(target[:, None]).float()
+    return hits[:, :1].sum(), hits.sum()
+""",
+            num_findings=4,
+        ),
+        Example(
+            title="torch imported late",
+            source="""
+def train(model, optimizer, loader, device):
+    torch, functional = load_torch()
+    for x, y in loader:
+        weights = torch.ones(x.shape[0], device=device)
+        loss = (functional.cross_entropy(model(x.to(device)), y.to(device), reduction="none") * weights).mean()
+        if not bool(torch.isfinite(loss).item()):
+            raise ValueError("the loss is no number")
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+        ),
+        Example(
             title="in a function that the loop calls",
             source=_STEP
             + """
@@ -99,6 +147,46 @@ def train(model, optimizer, loader, criterion):
         optimizer.zero_grad()
         if loss is None:
             break
+""",
+        ),
+        Example(
+            title="in arms that end the loop or the process, for a loss that is no number, at the first step",
+            source=_STEP
+            + """
+        if stop_file.exists():
+            print(loss)
+            sys.exit(1)
+        if stop_file.exists():
+            print(f"stopped at {loss}")
+            break
+        if not math.isfinite(total):
+            print(loss)
+            continue
+        if self._step == 0:
+            print(loss)
+""",
+        ),
+        Example(
+            title="a number that a method of the script returns",
+            source="""
+class Trainer:
+    def micro_step(self, batch):
+        loss = self.model(batch.to(self.device))
+        loss.backward()
+        return loss.detach()
+
+    def shown(self, batch):
+        return len(batch) / 2
+
+    def fit(self, writer, accumulation_steps):
+        for batch in self.loader:
+            self.micro_step(batch)
+            self.optimizer.step()
+            mean_loss = 0.0
+            mean_loss += self.shown(batch)
+            mean_loss = mean_loss / accumulation_steps
+            writer.add_scalar("loss", mean_loss)
+            print(f"{mean_loss:.3f}")
 """,
         ),
         Example(
@@ -138,7 +226,9 @@ def evaluate(model, loader, criterion):
 )
 
 _METHODS: Final = frozenset({"item", "tolist", "cpu", "numpy"})
-_CONVERSIONS: Final = frozenset("float int bool print str format round math.isnan math.isfinite".split())
+_ITSELF: Final = frozenset({"item", "cpu"})
+"""Methods that only tensors have, or numbers of numpy, which are known as such."""
+_CONVERSIONS: Final = frozenset("float int bool print str format round math.isnan math.isfinite math.isinf".split())
 _WRITERS: Final = frozenset({"add_scalar", "add_scalars", "log_scalar"})
 _DEVICE_WORDS: Final = ("cuda", "device", "accelerator", "gpu", "to(")
 
@@ -177,7 +267,13 @@ def _reads(file: SourceFile) -> Iterator[tuple[ast.expr, ast.expr]]:
 def _read_by_call(file: SourceFile, call: ast.expr) -> ast.expr | None:
     match call:
         case ast.Call(func=ast.Attribute(value=owner, attr=attr)) if attr in _METHODS:
-            return owner if _is_on_device(file, owner) else None
+            return owner if _is_on_device(file, owner) or (attr in _ITSELF and _may_be(file, owner)) else None
+        case ast.Call(func=ast.Attribute(value=owner, attr="format")) if _is_text(owner):
+            return _first_on_device(file, call)
+        case ast.Call(func=ast.Attribute(attr="set_postfix")):
+            return _first_on_device(file, call)
+        case ast.Call(func=ast.Attribute(value=owner, attr="info" | "warning")) if "log" in ast.unparse(owner).lower():
+            return _first_on_device(file, call)
         case ast.Call(func=ast.Attribute(value=owner, attr="to")) if _is_on_device(file, owner):
             return owner if file.kinds.of(call).on_device is False else None
         case ast.Call(func=ast.Attribute(attr="get_scale", value=owner)):
@@ -188,6 +284,19 @@ def _read_by_call(file: SourceFile, call: ast.expr) -> ast.expr | None:
             return next((one for one in arguments if _is_on_device(file, one)), None)
         case _:
             return None
+
+
+def _may_be(file: SourceFile, owner: ast.expr) -> bool:
+    """Whether what nothing is known of may be on the device: on a GPU's machine most tensors in a step are."""
+    value = file.kinds.of(owner)
+    return value.kind is Kind.UNKNOWN or (value.kind is Kind.TENSOR and value.on_device is None)
+
+
+def _first_on_device(file: SourceFile, call: ast.Call) -> ast.expr | None:
+    """The first tensor that is handed over to be shown, in a dictionary too."""
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    values = [one for argument in given for one in (argument.values if isinstance(argument, ast.Dict) else [argument])]
+    return next((one for one in values if _is_on_device(file, one)), None)
 
 
 def _is_text(expression: ast.expr) -> bool:

@@ -61,6 +61,40 @@ def score(model, test_loader):
 """,
         ),
         Example(
+            title="in one arm of two",
+            source="""
+import torch
+
+def evaluate(model, loader, amp):
+    model.eval()
+    for x in loader:
+        x = torch.autograd.Variable(x)
+        if amp:
+            with torch.autocast("cuda"):
+                out = model(x)
+        else:
+            with torch.no_grad():
+                out = model(x)
+        print(out.argmax(-1))
+""",
+            fixed="""
+import torch
+
+@torch.no_grad()
+def evaluate(model, loader, amp):
+    model.eval()
+    for x in loader:
+        x = torch.autograd.Variable(x)
+        if amp:
+            with torch.autocast("cuda"):
+                out = model(x)
+        else:
+            with torch.no_grad():
+                out = model(x)
+        print(out.argmax(-1))
+""",
+        ),
+        Example(
             title="at module level",
             source="""
 from torch import nn
@@ -159,6 +193,7 @@ def fit(model, loader, score):
 _WORDS: Final = ("grad", "inference_mode", "backward", "optim")
 """A function that speaks of any of these is not only an evaluation, or knows what it does."""
 _TEST_SET: Final = re.compile(r"\b(\w+_)?(val|valid|validation|test|eval)_?(data_?)?(loader|dl)\b", re.IGNORECASE)
+_NO_GRAD: Final = re.compile(r"torch\.(no_grad|inference_mode)\(\)")
 _FILE_WORDS: Final = (
     "set_grad_enabled(False)",
     "requires_grad_(False)",
@@ -173,7 +208,7 @@ def check(file: SourceFile) -> Iterator[Finding]:
         return
     for root in file.flow.roots:
         found = _unguarded(file, root)
-        if found is not None and not _is_guarded(file, root):
+        if found is not None and not _is_guarded(file, root, found):
             yield file.finding(
                 INFO,
                 found,
@@ -220,18 +255,33 @@ def _is_false(call: ast.Call) -> bool:
     return bool(call.args) and isinstance(call.args[0], ast.Constant) and call.args[0].value is False
 
 
-def _is_guarded(file: SourceFile, root: ast.Module | Function) -> bool:
+def _is_guarded(file: SourceFile, root: ast.Module | Function, found: ast.Call) -> bool:
     """Whether gradients are wanted in ``root``, or switched off around it."""
     if isinstance(root, ast.Module):
         return any(word in file.text.text for word in _WORDS)
     if is_unit_test(file.tree, root.body[0]):
         return True
-    text = ast.unparse(root)
+    text = ast.unparse(root).replace("autograd.Variable", "Variable")
+    if _is_guarded_in_one_arm(file, root, found):
+        text = _NO_GRAD.sub("", text)
     if any(word in text.lower() for word in _WORDS):
         return True
     if any("grad" in ast.unparse(one) for one in file.tree.ancestors(root) if isinstance(one, ast.FunctionDef)):
         return True
     return any(_is_called_without_grad(file, call) for call in _callers(file, root))
+
+
+def _is_guarded_in_one_arm(file: SourceFile, root: Function, found: ast.Call) -> bool:
+    """Whether the same model is called under no_grad elsewhere in the same loop: forgotten here, not left out."""
+    loops, name = file.tree.loops(found), dotted(found.func)
+    return any(
+        event.act is Act.FORWARD
+        and isinstance(event.node, ast.Call)
+        and dotted(event.node.func) == name
+        and file.tree.loops(event.node) == loops
+        and file.kinds.is_under_no_grad(event.node)
+        for event in file.flow.events_in(root)
+    )
 
 
 def _callers(file: SourceFile, function: Function) -> Iterator[ast.Call]:
