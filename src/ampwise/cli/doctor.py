@@ -151,7 +151,7 @@ def _write(recording: "Recording", diagnosis: "Diagnosis", options: Mapping[str,
     if options["report"] is not None:
         from ampwise.report.html import render_html
 
-        write_atomically(options["report"], render_html(recording))
+        write_atomically(options["report"], render_html(recording, diagnosis))
     for name in ("sarif", "report"):
         if options[name] is not None:
             click.echo(f"{name}: {inert_line(str(options[name]), max_length=1000)}", err=True)

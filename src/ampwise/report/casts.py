@@ -16,6 +16,8 @@ from ampwise.records.casts import CastPlace, CastRecord
 from ampwise.records.files import to_plain
 from ampwise.records.run import RunRecord
 from ampwise.records.site import Phase, Site
+from ampwise.report.cells import NOTHING
+from ampwise.report.listing import Listing, listing
 
 _MAX_ROWS: Final = 25
 _MAX_NOTES: Final = 5
@@ -65,6 +67,31 @@ def render_casts(run: RunRecord, console: Console) -> None:
         console.print(f"{len(rows) - _MAX_ROWS} more rows; --json has them all", style="dim")
     for note in (*notes(casts), *run.notes):
         console.print(Text(inert_line(note, max_length=400)))
+
+
+def casts_table(run: RunRecord) -> Listing | None:
+    """The same table for a page; None where no cast was recorded."""
+    casts = run.casts
+    if casts is None or not casts.steps:
+        return None
+    steps, total = len(casts.steps), casts.operator_ms or 0.0
+    return listing(
+        "Casts, and what ran in which format",
+        "module|operator|in|#calls|#time|#casts|#bytes cast",
+        [
+            (
+                module,
+                op,
+                dtype,
+                f"{row.calls / steps:g}" if row.calls else NOTHING,
+                f"{row.ms / total:.0%}" if total and row.ms else NOTHING,
+                f"{row.casts / steps:g}" if row.casts else NOTHING,
+                format_bytes(row.bytes / steps) if row.bytes else NOTHING,
+            )
+            for (module, op, dtype), row in _rows(casts)
+        ],
+        caption=f"{headline(casts, precision=run.precision)}. Figures are a step's, times shares of the operators'.",
+    )
 
 
 def headline(casts: CastRecord, *, precision: str) -> str:

@@ -25,7 +25,8 @@ PALETTE = ("#0077bb", "#d55e00", "#009e73", "#9900ff", "#ee1155", "#8877ff")
 """The first three after Okabe and Ito; any two are told apart with any colour vision, and each stands out 3:1 from a
 white and from a near-black page (a test computes both)."""
 
-_AXIS: dict[str, Any] = {"automargin": True, "zeroline": False, "fixedrange": False}
+AXIS: dict[str, Any] = {"automargin": True, "zeroline": False, "fixedrange": False}
+"""What every axis has."""
 _LOG_FROM = 100.0
 """Range of the losses, largest over smallest, from which on their axis is logarithmic."""
 
@@ -40,7 +41,7 @@ def loss_curves(recording: Recording) -> Figure | None:
     ]
     if not curves:
         return None
-    finite = [step.loss for _, steps in curves for step in steps if _is_finite(step.loss)]
+    finite = [step.loss for _, steps in curves for step in steps if is_finite(step.loss)]
     top = max(finite, default=1.0)
     looks, named = _looks(recording), set[str]()
     data: list[Figure] = []
@@ -49,7 +50,7 @@ def loss_curves(recording: Recording) -> Figure | None:
         data.append({**_line(run, steps, look), "showlegend": run.variant not in named})
         data.extend(_marks(steps, look, top))
         named.add(run.variant)
-    return {"data": data, "layout": _layout(x="optimizer step", y="loss", y_axis=_loss_axis(finite), height=400)}
+    return {"data": data, "layout": layout(x="optimizer step", y="loss", y_axis=_loss_axis(finite), height=400)}
 
 
 def scale_curves(recording: Recording) -> Figure | None:
@@ -73,7 +74,7 @@ def scale_curves(recording: Recording) -> Figure | None:
         data.extend(_points(skipped, look, "triangle-down", 9, "step %{x} skipped at loss scale %{text}"))
         named.add(run.variant)
     axis = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "tickformat": "d"}
-    return {"data": data, "layout": _layout(x="optimizer step", y="loss scale", y_axis=axis, height=300)}
+    return {"data": data, "layout": layout(x="optimizer step", y="loss scale", y_axis=axis, height=300)}
 
 
 def step_times(recording: Recording) -> Figure | None:
@@ -81,7 +82,7 @@ def step_times(recording: Recording) -> Figure | None:
     data: list[Figure] = []
     for variant, look in _looks(recording).items():
         steps = [step for run in _finished(recording, variant) for step in timed_steps(run)]
-        times = [_short(step.time_ms) for step in steps if _is_finite(step.time_ms)]
+        times = [_short(step.time_ms) for step in steps if is_finite(step.time_ms)]
         if times:
             data.append(
                 {
@@ -100,6 +101,23 @@ def step_times(recording: Recording) -> Figure | None:
                 }
             )
     return _bars(data, x="milliseconds a step") if data else None
+
+
+def step_curves(recording: Recording) -> Figure | None:
+    """Time of each step that no instrument slowed: one line a run and optimizer; None where no step was timed."""
+    looks, named = _looks(recording), set[str]()
+    data: list[Figure] = []
+    for run in recording.runs:
+        for steps in _by_optimizer(run):
+            if not any(is_finite(step.time_ms) for step in steps):
+                continue
+            line = _line(run, steps, looks[run.variant])
+            line["y"] = [_short(step.time_ms) if is_finite(step.time_ms) else None for step in steps]
+            line["hovertemplate"] = f"step %{{x}}: %{{y:.4g}} ms{_which(run, steps[0])}"
+            data.append({**line, "mode": "lines+markers", "showlegend": run.variant not in named})
+            named.add(run.variant)
+    axis = {"rangemode": "tozero"}
+    return {"data": data, "layout": layout(x="optimizer step", y="ms", y_axis=axis, height=300)} if data else None
 
 
 def peak_memory(recording: Recording) -> Figure | None:
@@ -175,7 +193,7 @@ def _line(run: RunRecord, steps: Sequence[StepRecord], look: _Look) -> Figure:
         "name": look.label,
         "legendgroup": look.label,
         "x": [step.index for step in steps],
-        "y": [_short(step.loss) if _is_finite(step.loss) else None for step in steps],
+        "y": [_short(step.loss) if is_finite(step.loss) else None for step in steps],
         "connectgaps": False,
         "line": {
             "color": look.colour,
@@ -244,7 +262,7 @@ def _gaps(steps: Iterable[StepRecord], top: float) -> Iterator[tuple[int, float,
 def _skips(steps: Iterable[StepRecord], top: float) -> Iterator[tuple[int, float, str]]:
     height = top
     for step in steps:
-        height = step.loss if _is_finite(step.loss) else height
+        height = step.loss if is_finite(step.loss) else height
         if step.skipped:
             yield step.index, height, ""
 
@@ -257,22 +275,23 @@ def _loss_axis(finite: Sequence[float]) -> Figure:
 def _bars(data: list[Figure], *, x: str) -> Figure:
     """Bars or boxes that lie, the first variant on top, from zero on."""
     names = len({name for trace in data for name in trace["y"]})
-    layout = _layout(x=x, y="", y_axis={"autorange": "reversed", "type": "category"}, height=130 + 56 * names)
-    layout["xaxis"]["rangemode"] = "tozero"
-    layout["margin"]["t"] = 30
-    layout["yaxis"].update(ticks="outside", ticklen=6, tickcolor="rgba(0,0,0,0)")
-    return {"data": data, "layout": {**layout, "showlegend": False}}
+    made = layout(x=x, y="", y_axis={"autorange": "reversed", "type": "category"}, height=130 + 56 * names)
+    made["xaxis"]["rangemode"] = "tozero"
+    made["margin"]["t"] = 30
+    made["yaxis"].update(ticks="outside", ticklen=6, tickcolor="rgba(0,0,0,0)")
+    return {"data": data, "layout": {**made, "showlegend": False}}
 
 
-def _layout(*, x: str, y: str, y_axis: Figure, height: int) -> Figure:
+def layout(*, x: str, y: str, y_axis: Figure, height: int) -> Figure:
+    """The frame of a figure: its axes' titles, its height, and colours that the page's own show through."""
     return {
         "height": height,
         "margin": {"l": 8, "r": 12, "t": 8, "b": 8},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13},
-        "xaxis": {**_AXIS, "title": {"text": x, "standoff": 12}},
-        "yaxis": {**_AXIS, "title": {"text": y, "standoff": 12}, **y_axis},
+        "xaxis": {**AXIS, "title": {"text": x, "standoff": 12}},
+        "yaxis": {**AXIS, "title": {"text": y, "standoff": 12}, **y_axis},
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "hovermode": "closest",
     }
@@ -282,7 +301,8 @@ def _peak(run: RunRecord) -> int:
     return (run.peak_allocated_bytes if run.peak_tensor_bytes is None else run.peak_tensor_bytes) or 0
 
 
-def _is_finite(value: float | None) -> TypeGuard[float]:
+def is_finite(value: float | None) -> TypeGuard[float]:
+    """Whether there is a number, and it is neither infinite nor NaN."""
     return value is not None and math.isfinite(value)
 
 

@@ -13,6 +13,7 @@ from ampwise.records.files import to_plain
 from ampwise.records.finding import Finding, Severity
 from ampwise.records.recording import Recording
 from ampwise.records.run import RunRecord
+from ampwise.report.places import site_words
 from ampwise.report.words import ending
 
 _STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
@@ -62,16 +63,6 @@ def examined(run: RunRecord) -> str:
     return f"{steps} in {inert_line(run.precision)} ({inert_line(run.reason)}{own}); the run {ending(run.end)}."
 
 
-def where(finding: Finding) -> str:
-    """The module, the operator, the pass and the line, as far as they are known."""
-    site = finding.site
-    if site is None:
-        return ""
-    module = site.module if site.module != "" else "the model"
-    parts = (module, site.op, site.phase.value if site.op or site.module else None, site.where or None)
-    return " · ".join(inert_line(part) for part in parts if part)
-
-
 def diagnosis_json(recording: Recording, diagnosis: Diagnosis) -> dict[str, Any]:
     """The diagnosis in JSON's own types; floats that JSON lacks are tagged as in a record file."""
     return to_plain(
@@ -107,7 +98,7 @@ def _document(finding: Finding) -> dict[str, Any]:
 def _print_finding(finding: Finding, console: Console) -> None:
     head = Text(f"{finding.severity.value} ", style=_STYLES[finding.severity])
     head.append(f"{finding.rule} ", style="bold")
-    head.append(where(finding))
+    head.append(site_words(finding.site))
     console.print(head)
     for text in _lines(finding):
         console.print(_wrapped(f"{_INDENT}{text}", console.width, indent=_INDENT * 2))

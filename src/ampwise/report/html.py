@@ -1,138 +1,63 @@
 """A recording as one HTML file that needs nothing else: no network, no other file."""
 
-import base64
-import hashlib
-from dataclasses import asdict, dataclass
-from importlib import resources
+from dataclasses import asdict
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
-
-from ampwise._base.text import inert
-from ampwise._base.version import __version__
+from ampwise.records.diagnosis import Diagnosis
 from ampwise.records.recording import Recording
 from ampwise.records.run import RunRecord
 from ampwise.report import charts
 from ampwise.report.cells import NOTHING, figure, rows
+from ampwise.report.examined import render_examined
+from ampwise.report.line_charts import loss_chart, scale_chart
+from ampwise.report.page import Chart, render_page
 from ampwise.report.words import ending, equal_for_all, headline, how_timed, notes, projection, ratios_mean, sentences
 
-GENERATOR = "ampwise report"
-"""Stands in the page's head, so that a report can be told from somebody's own page."""
 
+def render_html(recording: Recording, diagnosis: Diagnosis | None = None) -> str:
+    """The report as one page: the outcome in words, what to do, the tables, the charts, the machine.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Chart:
-    """A figure with its heading and what a reader should know of it."""
-
-    name: str
-    title: str
-    caption: str
-    figure: charts.Figure | None
-
-
-def render_html(recording: Recording) -> str:
-    """The report as one page: the outcome in words, the table, the charts, the machine, the script's errors.
-
-    Every text that a user or a script chose is escaped and stripped of control characters; the page's policy
-    forbids the network and any script but its own two, by their hashes.
+    Args:
+        recording: Of a comparison, or of an examination.
+        diagnosis: What was made of an examination; without one the page is a comparison's.
     """
-    scripts = (_newlines(get_plotlyjs()), _newlines(_template("report.js")))
+    return _render_compared(recording) if diagnosis is None else render_examined(recording, diagnosis)
+
+
+def _render_compared(recording: Recording) -> str:
     drawn = [chart for chart in _charts(recording) if chart.figure is not None]
-    return (
-        _environment()
-        .get_template("report.html.j2")
-        .render(
-            recording=recording,
-            comparison=recording.comparison,
-            environment=asdict(recording.environment),
-            outcome=headline(recording),
-            sentences=sentences(recording.comparison) if recording.comparison else (),
-            projection=projection(recording.comparison) if recording.comparison else None,
-            rows=rows(recording.comparison) if recording.comparison else (),
-            has_scale=any(run.final_scale is not None for run in recording.runs),
-            ratios_mean=ratios_mean(recording.comparison) if recording.comparison else None,
-            equal=equal_for_all(recording),
-            charts=drawn,
-            figures={chart.name: chart.figure for chart in drawn},
-            runs=[_run(run) for run in recording.runs],
-            failures=[run for run in recording.runs if run.failure is not None],
-            notes=notes(recording),
-            how_timed=how_timed(),
-            policy=_policy(scripts),
-            plotly=Markup(scripts[0]),  # noqa: S704  # plotly's own file
-            script=Markup(scripts[1]),  # noqa: S704  # our own file
-            style=Markup(_template("report.css")),  # noqa: S704  # our own file
-            generator=f"{GENERATOR} {__version__}",
-        )
+    return render_page(
+        "compared.html.j2",
+        figures={chart.name: chart.figure for chart in drawn if chart.figure is not None},
+        recording=recording,
+        comparison=recording.comparison,
+        environment=asdict(recording.environment),
+        outcome=headline(recording),
+        sentences=sentences(recording.comparison) if recording.comparison else (),
+        projection=projection(recording.comparison) if recording.comparison else None,
+        rows=rows(recording.comparison) if recording.comparison else (),
+        has_scale=any(run.final_scale is not None for run in recording.runs),
+        ratios_mean=ratios_mean(recording.comparison) if recording.comparison else None,
+        equal=equal_for_all(recording),
+        charts=drawn,
+        runs=[_run(run) for run in recording.runs],
+        failures=[run for run in recording.runs if run.failure is not None],
+        notes=notes(recording),
+        how_timed=how_timed(),
     )
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("ampwise.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_finalize,
-    )
-    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "sort_keys": False}
-    return environment
-
-
-def _finalize(value: Any) -> Any:
-    """Every plain string is made inert, then escaped; what is marked safe is ours."""
-    return inert(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _template(name: str) -> str:
-    return (resources.files("ampwise.report") / "templates" / name).read_text("utf-8")
-
-
-def _newlines(script: str) -> str:
-    """As a browser reads them, for the hash is over what it reads."""
-    return script.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _policy(scripts: tuple[str, ...]) -> str:
-    """The content security policy: nothing from anywhere, and only these scripts."""
-    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    sources = " ".join(f"'sha256-{digest}'" for digest in digests)
+def _charts(recording: Recording) -> tuple[Chart, ...]:
     return (
-        f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _charts(recording: Recording) -> tuple[_Chart, ...]:
-    crosses, triangles = charts.has_marks(recording)
-    lines = {
-        "One line a run; repeats are lighter.": True,
-        "A cross marks where a loss stopped being finite; the line is broken until it is again.": crosses,
-        "A triangle marks a step that was skipped because its gradients were not finite.": triangles,
-    }
-    return (
-        _Chart(
-            name="loss",
-            title="Loss",
-            caption=" ".join(text for text, is_shown in lines.items() if is_shown),
-            figure=charts.loss_curves(recording),
-        ),
-        _Chart(
-            name="scale",
-            title="Loss scale",
-            caption="What the loss was multiplied by. A triangle marks a step that was skipped at that scale.",
-            figure=charts.scale_curves(recording),
-        ),
-        _Chart(
+        loss_chart(recording),
+        scale_chart(recording),
+        Chart(
             name="time",
             title="Step time",
             caption="Every step of every run after its warm-up; the box spans the middle half, its line is the median.",
             figure=charts.step_times(recording),
         ),
-        _Chart(
+        Chart(
             name="memory",
             title="Peak memory",
             caption="The largest sum of live tensors during a step, parameters and optimizer state included.",

@@ -1,0 +1,192 @@
+"""How large a run's numbers are, module by module, beside what the formats hold."""
+
+import html
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ampwise._base.text import inert_line
+from ampwise.formats.spec import FloatFormat
+from ampwise.formats.table import FORMATS
+from ampwise.records.numerics import BINS_AN_OCTAVE, MagnitudeHistogram, NumericsRecord, TensorKind, TensorStatistics
+from ampwise.report.charts import AXIS, Figure, layout
+
+MAX_ROWS: Final = 120
+"""Rows that a screen can be scrolled through; of more, those that come nearest to the format's limits are drawn."""
+
+_DRAWN: Final = ("fp16", "bf16", "fp8_e5m2", "fp8_e4m3")
+_HELD, _LOST, _RANGE = "#0077bb", "#d55e00", "#5b616b"
+_ROW_PX, _STRIP_PX, _REST_PX = 15, 88, 100
+_BIAS: Final = 127
+_LEAST: Final = -5.0
+"""The faintest colour: one number in 10^5."""
+
+
+def exponent_map(record: NumericsRecord, kind: TensorKind, format_: FloatFormat) -> Figure | None:
+    """Which exponents the numbers of each module have; None where no tensor of that kind was measured.
+
+    A row a module, in the model's order; the darker a cell, the more of the row's numbers. What lies outside of
+    ``format_`` is of another colour. Above the map stands the range of every format.
+    """
+    shares = {label: found for label, found in _rows(record, kind).items() if found}
+    labels = _most_extreme(shares, format_)
+    if not labels:
+        return None
+    shown = [shares[label] for label in labels]
+    low, high = _exponents(shown, format_)
+    columns = list(range(low, high + 1))
+    smallest, largest = limits(format_)
+    held = [[_log(row.get(x)) if smallest <= x <= largest else None for x in columns] for row in shown]
+    lost = [[_log(row.get(x)) if not smallest <= x <= largest else None for x in columns] for row in shown]
+    texts = [[_percent(row.get(x)) for x in columns] for row in shown]
+    names = [html.escape(inert_line(label, max_length=200), quote=False) for label in labels]
+    data = [
+        _cells(columns, held, texts, names, colour=_HELD, said=""),
+        _cells(columns, lost, texts, names, colour=_LOST, said=f"<br>outside of {format_.name}"),
+        *_ranges(low, high),
+    ]
+    return {"data": data, "layout": _map_layout(labels, columns, format_)}
+
+
+def drawn_format(precision: str) -> FloatFormat:
+    """The format that a run's numbers are held against: its own low one, else fp16, which has the least room."""
+    return next((FORMATS[name] for name in ("fp16", "bf16") if name in precision), FORMATS["fp16"])
+
+
+def limits(format_: FloatFormat) -> tuple[int, int]:
+    """The exponents of the smallest and the largest number a format holds."""
+    return math.frexp(format_.smallest_subnormal)[1] - 1, math.frexp(format_.max)[1] - 1
+
+
+def _rows(record: NumericsRecord, kind: TensorKind) -> dict[str, dict[int, float]]:
+    """By row: which share of the numbers that are finite and not zero has which exponent."""
+    found: dict[str, MagnitudeHistogram] = {}
+    for tensor in record.tensors:
+        if tensor.kind is kind:
+            label = _label(tensor)
+            found[label] = found[label].merged(tensor.histogram) if label in found else tensor.histogram
+    return {label: _by_exponent(histogram) for label, histogram in found.items()}
+
+
+def _label(tensor: TensorStatistics) -> str:
+    return ".".join(part for part in (tensor.module or "(model)", tensor.parameter) if part)
+
+
+def _by_exponent(histogram: MagnitudeHistogram) -> dict[int, float]:
+    counts: dict[int, int] = defaultdict(int)
+    for place, count in histogram.bins():
+        counts[max(place // BINS_AN_OCTAVE, 1) - _BIAS] += count
+    return {exponent: count / histogram.num_nonzero for exponent, count in counts.items()}
+
+
+def _most_extreme(shares: dict[str, dict[int, float]], format_: FloatFormat) -> list[str]:
+    """The rows to draw, in the model's order."""
+    smallest, largest = limits(format_)
+    worst = sorted(shares, key=lambda label: min(largest - max(shares[label]), min(shares[label]) - smallest))
+    chosen = set(worst[:MAX_ROWS])
+    return [label for label in shares if label in chosen]
+
+
+def _exponents(shown: Sequence[dict[int, float]], format_: FloatFormat) -> tuple[int, int]:
+    smallest, largest = limits(format_) if format_.exponent_bits < 8 else limits(FORMATS["fp16"])
+    return min(smallest, *(min(row) for row in shown)) - 3, max(largest, *(max(row) for row in shown)) + 3
+
+
+def _log(share: float | None) -> float | None:
+    return None if not share else round(max(math.log10(share), _LEAST), 2)
+
+
+def _percent(share: float | None) -> str:
+    return "" if not share else f"{share:.3g}" if share < 1e-4 else f"{share:.2%}"
+
+
+def _cells(
+    columns: Sequence[int], z: list[list[float | None]], texts: list[list[str]], names: list[str], **look: str
+) -> Figure:
+    colour, said = look["colour"], look["said"]
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return {
+        "type": "heatmap",
+        "x": list(columns),
+        "y": list(range(len(names))),
+        "z": z,
+        "text": texts,
+        "customdata": [[name] * len(columns) for name in names],
+        "hoverongaps": False,
+        "hovertemplate": f"%{{customdata}}<br>2<sup>%{{x}}</sup>: %{{text}} of its numbers{said}<extra></extra>",
+        "colorscale": [[0, f"rgba({red},{green},{blue},0.12)"], [1, f"rgba({red},{green},{blue},1)"]],
+        "zmin": _LEAST,
+        "zmax": 0,
+        "showscale": False,
+        "xgap": 1,
+        "ygap": 1,
+    }
+
+
+def _ranges(low: int, high: int) -> list[Figure]:
+    """A bar for each format above the map: thick where its numbers have all their digits, thin where they lose some."""
+    data: list[Figure] = []
+    for place, name in enumerate(_DRAWN):
+        format_ = FORMATS[name]
+        smallest, largest = limits(format_)
+        for first, width in ((smallest, 4), (format_.min_exponent, 10)):
+            ends = [max(first, low) - 0.5, min(largest, high) + 0.5]
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "x": ends,
+                    "y": [place, place],
+                    "yaxis": "y2",
+                    "line": {"color": _RANGE, "width": width},
+                    "showlegend": False,
+                    "hovertemplate": f"{name}: 2<sup>{format_.min_exponent}</sup> to {format_.max:.4g}; with fewer "
+                    f"digits from 2<sup>{smallest}</sup><extra></extra>",
+                }
+            )
+    return data
+
+
+def _map_layout(labels: Sequence[str], columns: Sequence[int], format_: FloatFormat) -> Figure:
+    body = _ROW_PX * max(len(labels), 3)
+    total = body + _STRIP_PX
+    split = body / total
+    made = layout(x="exponent: numbers from 2<sup>x</sup> up to twice that", y="", y_axis={}, height=total + _REST_PX)
+    smallest, largest = limits(format_)
+    made["xaxis"].update(
+        range=[columns[0] - 0.5, columns[-1] + 0.5], tickprefix="2<sup>", ticksuffix="</sup>", nticks=9
+    )
+    made["yaxis"] = {
+        **AXIS,
+        "domain": [0, split - 8 / total],
+        "range": [len(labels) - 0.5, -0.5],
+        "tickvals": list(range(len(labels))),
+        "ticktext": [html.escape(_cut(label), quote=False) for label in labels],
+        "tickfont": {"size": 10},
+        "showgrid": False,
+    }
+    made["yaxis2"] = {
+        **AXIS,
+        "domain": [split, 1],
+        "range": [-0.6, len(_DRAWN) - 0.4],
+        "tickvals": list(range(len(_DRAWN))),
+        "ticktext": list(_DRAWN),
+        "tickfont": {"size": 11},
+        "showgrid": False,
+        "fixedrange": True,
+    }
+    made["shapes"] = [_limit(x, split) for x in (smallest - 0.5, largest + 0.5) if columns[0] <= x <= columns[-1]]
+    made["showlegend"] = False
+    return made
+
+
+def _limit(x: float, split: float) -> dict[str, Any]:
+    line = {"color": _LOST, "width": 1.5, "dash": "dash"}
+    return {"type": "line", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": split, "line": line}
+
+
+def _cut(label: str) -> str:
+    """Its end, which tells it from its neighbours."""
+    line = inert_line(label, max_length=400)
+    return line if len(line) <= 26 else f"…{line[-25:]}"
