@@ -1,15 +1,22 @@
-"""What the rules on infinities and NaN share: where they came from, what they looked like, and what removed them."""
+"""What the rules on infinities and NaN share: where they came from, what they looked like, what keeps them away."""
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
+from ampwise.doctor.reruns import fails_in_fp32, fp32_origin, is_half_by_itself, what_removed_it
+from ampwise.formats.spec import FloatFormat
+from ampwise.formats.table import find_format
 from ampwise.plan.plan import Rule
 from ampwise.plan.writing import rule_to_toml
+from ampwise.records.finding import Confidence, Finding, RuleInfo
 from ampwise.records.nonfinite import Operand, Origin
-from ampwise.records.run import Role, RunRecord
+from ampwise.records.run import Role
 from ampwise.records.site import Site
+
+_MAX_SHOWN: Final = 3
+"""Places a rule reports by themselves; one fault in every layer is one fault."""
 
 
 def origins(case: Case) -> tuple[Origin, ...]:
@@ -27,9 +34,9 @@ def format_of(origin: Origin) -> str | None:
     return origin.inputs[0].dtype if origin.inputs else None
 
 
-def has_fault(run: RunRecord | None) -> bool:
-    """Whether a run was seen to have lost its numbers: a loss that is not finite."""
-    return run is not None and any(step.loss is not None and not math.isfinite(step.loss) for step in run.steps)
+def limits_of(origin: Origin) -> FloatFormat | None:
+    """The limits of that format."""
+    return find_format(format_of(origin) or "")
 
 
 def seen_in(origin: Origin) -> str:
@@ -41,17 +48,53 @@ def seen_in(origin: Origin) -> str:
     return f"step {origin.step}: {shown}" if shown else f"step {origin.step}"
 
 
-def what_removed_it(case: Case) -> Iterator[str]:
-    """Which of the reruns did without the fault, in words."""
-    words = {
-        Role.RESCUED: "with the suspected modules in fp32",
-        Role.UNSCALED: "without the loss scale",
-        Role.IN_FP32: "in fp32",
-    }
-    for role, text in words.items():
-        run = case.rerun(role)
-        if run is not None and run.steps:
-            yield f"{text} it {'stays' if has_fault(run) else 'is gone'}"
+def findings(
+    case: Case, info: RuleInfo, found: Sequence[tuple[Origin, str, str]], *, helps_in_fp32: bool = True
+) -> Iterator[Finding]:
+    """A finding for each of the first origins, with its evidence and, where fp32 helps, the plan's rule.
+
+    Args:
+        case: The case.
+        info: The rule that found them.
+        found: Each origin with the finding's message and its remedy.
+        helps_in_fp32: Whether computing the module in fp32 would put it right.
+    """
+    for place, (origin, message, remedy) in enumerate(found[:_MAX_SHOWN], 1):
+        more = found[_MAX_SHOWN:] if place == _MAX_SHOWN else ()
+        others = [f"and at {len(more)} more places: {', '.join(_short(one) for one, _, _ in more[:3])}"] if more else []
+        helps = helps_in_fp32 and not fails_in_fp32(case)
+        yield Finding(
+            rule=info.id,
+            severity=info.severity,
+            confidence=Confidence.CERTAIN if origin.site.op else Confidence.LIKELY,
+            message=message,
+            site=origin.site,
+            evidence="; ".join([seen_in(origin), *what_removed_it(case), *others]),
+            remedy=with_precision(case, origin.site, remedy),
+            plan_rule=kept_in_fp32(origin.site, because_of(origin)) if helps else None,
+        )
+
+
+def with_precision(case: Case, site: Site, remedy: str) -> str:
+    """The remedy, with what else the script's own precision or fp32's own fault ask for."""
+    if fails_in_fp32(case):
+        first = fp32_origin(case)
+        where = f" at {place_words(first.site)}" if first is not None else ""
+        return f"The same run in fp32 fails too{where}, so precision cannot fix it. {remedy}"
+    if is_half_by_itself(case):
+        return f"{remedy} The script keeps its parameters in half precision: leave them in fp32 and let autocast cast."
+    if case.run.left_alone is not None and site.module:
+        return (
+            f"{remedy} The script has an autocast of its own, beside which `ampwise run --plan` applies no rule: in "
+            f"{inert_line(site.module)}'s forward write `with torch.autocast(x.device.type, enabled=False):` and "
+            "compute with `x.float()`."
+        )
+    return remedy
+
+
+def because_of(origin: Origin) -> str:
+    """A plan's reason: the operator, its format and the step."""
+    return f"{format_of(origin) or 'its format'} fails in {origin.site.op or 'an operator'} at step {origin.step}"
 
 
 def kept_in_fp32(site: Site, because: str) -> str | None:
@@ -67,11 +110,15 @@ def place_words(site: Site) -> str:
     return f"{inert_line(op)} in {inert_line(site.module)}" if site.module else inert_line(op)
 
 
+def _short(origin: Origin) -> str:
+    return place_words(origin.site)
+
+
 def _range(one: Operand) -> str:
     shape = "x".join(map(str, one.shape)) or "single"
-    if one.amax is None:
+    if one.minimum is None or one.maximum is None:
         return f"{one.dtype} {shape}"
-    return f"{one.dtype} {shape} up to {one.amax:.3g}"
+    return f"{one.dtype} {shape} from {one.minimum:.4g} to {one.maximum:.4g}"
 
 
 def _losses(one: Operand) -> str:

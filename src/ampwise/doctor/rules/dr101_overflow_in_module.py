@@ -1,18 +1,14 @@
 """DR101: an operator's result is too large for its format."""
 
 from collections.abc import Iterator
-from typing import Final
 
 from ampwise.doctor.case import Case
-from ampwise.doctor.origins import format_of, kept_in_fp32, origins, place_words, seen_in, what_removed_it
+from ampwise.doctor.causes import Cause, cause_of
+from ampwise.doctor.origins import findings, limits_of, origins, place_words
 from ampwise.doctor.rule import Rule
-from ampwise.formats.table import find_format
-from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
-from ampwise.records.nonfinite import NonFiniteKind, Origin
-from ampwise.records.site import Phase
-
-_NARROW: Final = frozenset({"fp16", "fp8_e4m3", "fp8_e5m2"})
-"""Formats whose range is narrower than fp32's."""
+from ampwise.doctor.weights import holds_large_weight
+from ampwise.records.finding import Example, Finding, RuleInfo, Severity
+from ampwise.records.nonfinite import Origin
 
 INFO = RuleInfo(
     id="DR101",
@@ -47,9 +43,8 @@ for _ in range(20):
 
 def check(case: Case) -> Iterator[Finding]:
     """Operators of the forward pass that made infinities of finite numbers in a narrow format, one a site."""
-    for origin in origins(case):
-        if _is_overflow(origin):
-            yield _finding(case, origin)
+    found = [one for one in origins(case) if cause_of(one) is Cause.OVERFLOW and not holds_large_weight(case, one)]
+    yield from findings(case, INFO, [(one, _message(one), INFO.remedy) for one in found])
 
 
 def reassure(case: Case) -> Iterator[str]:
@@ -59,27 +54,11 @@ def reassure(case: Case) -> Iterator[str]:
         yield f"no loss, gradient or weight was infinite or NaN in {seen.num_steps} steps"
 
 
-def _is_overflow(origin: Origin) -> bool:
-    is_forward = origin.site.phase in {Phase.FORWARD, Phase.OTHER}
-    return is_forward and origin.kind is NonFiniteKind.INF and format_of(origin) in _NARROW and origin.vanished is None
-
-
-def _finding(case: Case, origin: Origin) -> Finding:
-    name = format_of(origin) or ""
-    format_ = find_format(name)
-    limit = "" if format_ is None else f" {name} ends at {float(format_.max):g}."
-    removed = list(what_removed_it(case))
-    because = f"{name} overflow in {origin.site.op or 'an operator'} at step {origin.step}"
-    return Finding(
-        rule=INFO.id,
-        severity=INFO.severity,
-        confidence=Confidence.CERTAIN,
-        message=f"The result of {place_words(origin.site)} overflows {name}.{limit}",
-        site=origin.site,
-        evidence="; ".join([seen_in(origin), *removed]),
-        remedy=INFO.remedy,
-        plan_rule=kept_in_fp32(origin.site, because),
-    )
+def _message(origin: Origin) -> str:
+    limits = limits_of(origin)
+    if limits is None:
+        return f"The result of {place_words(origin.site)} overflows its format."
+    return f"The result of {place_words(origin.site)} overflows {limits.name}. {limits.name} ends at {limits.max:g}."
 
 
 RULE = Rule(info=INFO, check=check, reassure=reassure)

@@ -24,18 +24,22 @@ ORIGIN = Origin(
     output=Operand(dtype="fp16", shape=(8, 64), minimum=-6e4, maximum=6.1e4, num_infinite=12),
 )
 FP16 = recordings.run("fp16", "fp16", role=Role.WATCHED, num_steps=20)
+LOST = replace(FP16, steps=recordings.steps([2.0, math.nan], 5.0, 0))
 
 
-def case(*origins, reruns=()):
+def case(*origins, reruns=(), watched=FP16):
     seen = NonFiniteRecord(num_steps=4, origins=tuple(origins))
-    return Case(recordings.recording([replace(FP16, nonfinite=seen), *reruns], []))
+    return Case(recordings.recording([replace(watched, nonfinite=seen), *reruns], []))
 
 
 def test_the_operator_its_ranges_and_the_rule_are_named():
     (finding,) = RULE.check(case(ORIGIN))
     assert finding.message == "The result of aten.mm in layers.1.wo overflows fp16. fp16 ends at 65504."
     assert finding.site == SITE
-    assert "step 3: inputs fp16 8x64 up to 812; fp16 64x64 up to 97, its fp16 result holds 12 inf" in finding.evidence
+    assert (
+        "step 3: inputs fp16 8x64 from -811 to 812; fp16 64x64 from -97 to 95, its fp16 result holds 12 inf"
+        in finding.evidence
+    )
     plan = parse_plan(f'version = 1\ndefault = "fp16"\n{finding.plan_rule}')
     assert [(rule.module, rule.compute) for rule in plan.rules] == [("layers.1.wo", "fp32")]
 
@@ -43,8 +47,33 @@ def test_the_operator_its_ranges_and_the_rule_are_named():
 def test_what_removed_the_fault_is_told():
     broken = recordings.run("fp16", "fp16", role=Role.UNSCALED, steps=recordings.steps([1.0, math.nan], 5.0, 0))
     cured = recordings.run("fp16", "fp16", role=Role.RESCUED)
-    (finding,) = RULE.check(case(ORIGIN, reruns=(broken, cured)))
+    (finding,) = RULE.check(case(ORIGIN, reruns=(broken, cured), watched=LOST))
     assert "with the suspected modules in fp32 it is gone; without the loss scale it stays" in finding.evidence
+    assert finding.plan_rule is not None
+
+
+def test_reruns_that_could_not_do_what_they_were_for_say_nothing():
+    own = "torch.autocast entered at train.py:3"
+    same = replace(LOST, role=Role.RESCUED, left_alone=own)
+    half = replace(LOST, role=Role.IN_FP32, precision="fp32", left_alone="SGD given float16 parameters at train.py:3")
+    (finding,) = RULE.check(case(ORIGIN, reruns=(same, half), watched=replace(LOST, left_alone=own)))
+    assert finding.evidence.endswith("12 inf")
+    assert "in layers.1.wo's forward write `with torch.autocast(x.device.type, enabled=False):`" in finding.remedy
+
+
+def test_a_fault_of_fp32_too_gets_no_rule():
+    fp32 = recordings.run("fp32", "fp32", role=Role.IN_FP32, steps=recordings.steps([2.0, math.inf], 5.0, 0))
+    (finding,) = RULE.check(case(ORIGIN, reruns=(fp32,), watched=LOST))
+    assert finding.plan_rule is None
+    assert "The same run in fp32 fails too, so precision cannot fix it" in finding.remedy
+    assert "in fp32 it stays" in finding.evidence
+
+
+def test_one_fault_in_every_layer_is_three_findings_and_a_count():
+    many = [replace(ORIGIN, site=replace(SITE, module=f"layers.{number}.wo")) for number in range(9)]
+    found = list(RULE.check(case(*many)))
+    assert [one.site.module for one in found] == ["layers.0.wo", "layers.1.wo", "layers.2.wo"]
+    assert "and at 6 more places: aten.mm in layers.3.wo, aten.mm in layers.4.wo" in found[2].evidence
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,36 @@
+"""The comparison with fp32, as the rules on silent errors ask it."""
+
+import math
+from collections.abc import Iterator
+
+from ampwise.doctor.case import Case
+from ampwise.records.against_fp32 import ModuleError
+
+
+def errors(case: Case) -> tuple[ModuleError, ...]:
+    """Each call of a module beside fp32's, in the order they returned; none where nothing low was compared."""
+    record = case.run.against_fp32
+    return record.modules if record is not None and record.format != "fp32" else ()
+
+
+def error_of(case: Case, module: str) -> float | None:
+    """The largest relative error of a module's output; None where it was not compared."""
+    return max(
+        (one.relative for one in errors(case) if one.module == module and not math.isnan(one.relative)), default=None
+    )
+
+
+def born_here(case: Case, *, least: float, growth: float) -> Iterator[ModuleError]:
+    """Calls whose error arose in them: at least ``least``, ``growth`` times their input's, and in no module within."""
+    found: list[ModuleError] = []
+    for one in errors(case):  # those within return first
+        is_large = math.isfinite(one.amax) and one.relative >= least
+        if not is_large or one.relative < growth * (one.relative_input or 0.0):
+            continue
+        if not any(_is_within(other.module, one.module) for other in found):
+            found.append(one)
+            yield one
+
+
+def _is_within(inner: str, outer: str) -> bool:
+    return inner == outer or not outer or inner.startswith(f"{outer}.")

@@ -1,0 +1,102 @@
+"""DR102: a logarithm of zero, a division by zero, the root of a negative number."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from ampwise.doctor.case import Case
+from ampwise.doctor.causes import Cause, cause_of
+from ampwise.doctor.origins import findings, limits_of, origins, place_words
+from ampwise.doctor.rule import Rule
+from ampwise.formats.spec import FloatFormat
+from ampwise.records.finding import Example, Finding, RuleInfo, Severity
+from ampwise.records.nonfinite import NonFiniteKind, Origin
+
+_HALVES: Final = frozenset({"fp16", "bf16"})
+_STABLE: Final = {
+    "log": "Take log_softmax, logsigmoid or binary_cross_entropy_with_logits of the logits, or clamp before the log",
+    "log1p": "Take logsigmoid(-x) of the logits for log1p(-sigmoid(x)), or clamp before the log1p",
+    "sqrt": "Clamp before the root: x.clamp(min=eps).sqrt()",
+    "div": "Add an epsilon that the format holds (1e-6 in bf16, 1e-4 in fp16) or clamp the divisor",
+}
+
+INFO = RuleInfo(
+    id="DR102",
+    name="invalid-arithmetic",
+    severity=Severity.ERROR,
+    why="An operator was given what it has no finite result for: log(0), 1/0, 0/0, the root of a negative number. In "
+    "half precision that happens to formulas which are safe in fp32: an epsilon becomes zero, a probability one.",
+    remedy="Use the formula that works on logits, clamp the operand, or compute the module in fp32.",
+    evidence="1 - 1e-6 is 1 in bf16, so log1p of its negative is infinite (fastino GLiNER2 issue 155, rebuilt as a "
+    "test); an epsilon of 1e-8 is 0 in fp16 (deit issue 29).",
+    bad=(
+        Example(
+            title="the logarithm of a probability that is 1",
+            source="""
+import torch
+
+model = torch.nn.Linear(4, 2).bfloat16()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(20):
+    p = torch.sigmoid(model(torch.ones(8, 4, dtype=torch.bfloat16)) + 14)
+    loss = -torch.log1p(-p).float().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        ),
+    ),
+)
+
+
+def check(case: Case) -> Iterator[Finding]:
+    """Operators of the forward pass whose operand has no finite result, one a site."""
+    found = [one for one in origins(case) if cause_of(one) is Cause.INVALID]
+    yield from findings(case, INFO, [(one, _message(one), _remedy(one)) for one in found])
+
+
+def _message(origin: Origin) -> str:
+    return f"{place_words(origin.site)} {_what(origin)}.{_why(origin)}"
+
+
+def _what(origin: Origin) -> str:
+    op = _family(origin)
+    if op == "log1p":
+        return "takes the logarithm of 1 + x where x is -1"
+    if op == "log":
+        return "takes the logarithm of a number that is not above 0"
+    if origin.kind is NonFiniteKind.NAN and op == "sqrt":
+        return "takes the root of a negative number"
+    if origin.kind is NonFiniteKind.NAN and op == "div":
+        return "divides zero by zero"
+    return "divides by zero" if op == "div" else "leaves the range that it is defined on"
+
+
+def _why(origin: Origin) -> str:
+    limits = limits_of(origin)
+    if limits is None or limits.name not in _HALVES:
+        return ""
+    if _family(origin) == "log1p":
+        return f" In {limits.name} every probability above {1 - limits.eps / 4:.6g} is 1."
+    return f" In {limits.name} {_smallest(limits)}"
+
+
+def _smallest(limits: FloatFormat) -> str:
+    if limits.name == "bf16":
+        return f"a sum keeps 3 digits: adding an epsilon below {limits.eps / 4:.2g} of a number leaves the number."
+    return f"an epsilon below {limits.smallest_subnormal / 2:.1g} is zero."
+
+
+def _remedy(origin: Origin) -> str:
+    stable = _STABLE.get(_family(origin), "Clamp the operand to the operator's range")
+    return f"{stable}; or compute the module in fp32."
+
+
+def _family(origin: Origin) -> str:
+    op = (origin.site.op or "").removeprefix("aten.").rstrip("_")
+    if op in {"rsqrt", "reciprocal", "div", "true_divide", "pow"}:
+        is_root = op == "rsqrt" and origin.kind is NonFiniteKind.NAN
+        return "sqrt" if is_root else "div"
+    return "log" if op in {"log", "log2", "log10", "logit"} else op
+
+
+RULE = Rule(info=INFO, check=check)

@@ -1,0 +1,103 @@
+"""DR104: a gradient became infinite or NaN of finite numbers."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from ampwise._base.text import inert_line
+from ampwise.doctor.case import Case
+from ampwise.doctor.causes import Cause, cause_of
+from ampwise.doctor.origins import findings, format_of, origins, place_words
+from ampwise.doctor.reruns import has_fault
+from ampwise.doctor.rule import Rule
+from ampwise.records.finding import Example, Finding, RuleInfo, Severity
+from ampwise.records.nonfinite import FoundBy, NonFiniteKind, Origin
+from ampwise.records.site import Phase
+
+_POLES: Final = {
+    "aten.sqrt": "the root's slope at 0 is infinite: write (x + eps).sqrt()",
+    "aten.linalg_vector_norm": "a norm's slope at 0 is undefined: write (x.square().sum(-1) + eps).sqrt()",
+    "aten.norm": "a norm's slope at 0 is undefined: write (x.square().sum(-1) + eps).sqrt()",
+    "aten.std": "a deviation's slope at 0 is infinite: write (x.var(-1) + eps).sqrt()",
+    "aten.pow": "a power below 1 has an infinite slope at 0: clamp before it",
+    "aten.log": "the logarithm's slope at 0 is infinite: clamp before it",
+    "aten.log1p": "the slope of log1p at -1 is infinite: clamp before it",
+    "aten.acos": "its slope at 1 and -1 is infinite: clamp to 1 - eps",
+    "aten.asin": "its slope at 1 and -1 is infinite: clamp to 1 - eps",
+    "aten.atan2": "its slope at (0, 0) is undefined: add an epsilon",
+    "aten.div": "the slope of a division by 0 is infinite: clamp the divisor",
+}
+
+INFO = RuleInfo(
+    id="DR104",
+    name="nan-in-backward",
+    severity=Severity.ERROR,
+    why="The forward pass was finite, but an operator's gradient was not: its slope is infinite where it was called "
+    "(sqrt at 0), a branch of `where` that was not taken multiplies 0 by infinity, or the gradient leaves the format.",
+    remedy="Keep the operand away from the point where the slope is infinite; `where` does not: clamp inside of it.",
+    evidence="autograd multiplies each gradient by the operator's slope; 0 times infinity is NaN. Found without anomaly "
+    "mode, by the operator's number in the graph.",
+    bad=(
+        Example(
+            title="the root of zero",
+            source="""
+import torch
+
+model = torch.nn.Linear(4, 4, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(20):
+    distance = model(torch.zeros(8, 4)).square().sum(-1).sqrt()
+    loss = distance.mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        ),
+    ),
+)
+
+
+def check(case: Case) -> Iterator[Finding]:
+    """Operators of the backward pass that made infinities or NaN, but what a loss scale brought about."""
+    seen = origins(case)
+    found = [one for one in seen if cause_of(one) is Cause.BACKWARD and not _is_explained(one, seen)]
+    if case.run.final_scale is not None:
+        found = [one for one in found if has_fault(case.run) and not _is_of_scale(one)]
+    yield from findings(case, INFO, [(one, _message(one), _remedy(one)) for one in found])
+
+
+def _is_explained(origin: Origin, seen: tuple[Origin, ...]) -> bool:
+    """Whether a forward operator's own fault says it all, or a step before had already spoilt the weights."""
+    if origin.found_by is FoundBy.GUARD:
+        return seen[0] is not origin
+    return any(
+        one.site.phase not in {Phase.BACKWARD, Phase.OPTIMIZER}
+        and one.step == origin.step
+        and one.site.module == origin.site.module
+        and (one.site.op == origin.forward_op or one.site.line == origin.site.line)
+        for one in seen
+    )
+
+
+def _is_of_scale(origin: Origin) -> bool:
+    """A scaled gradient that leaves fp16 is what a loss scale's skipped steps are for."""
+    return origin.kind is NonFiniteKind.INF or format_of(origin) == "fp16"
+
+
+def _message(origin: Origin) -> str:
+    what = "NaN" if origin.kind is NonFiniteKind.NAN else "infinite"
+    if origin.site.op is None:
+        return f"The gradient of {inert_line(origin.parameter or 'a parameter')} is not finite; which operator made it so was not seen."
+    of = f", in the gradient of {inert_line(origin.forward_op)}" if origin.forward_op else ""
+    return f"{place_words(origin.site)} makes a gradient {what}{of}, of finite numbers."
+
+
+def _remedy(origin: Origin) -> str:
+    pole = _POLES.get(origin.forward_op or "")
+    if pole is not None:
+        return f"{pole[0].upper()}{pole[1:]}; `torch.where` does not keep a gradient away, clamp inside of it."
+    if origin.kind is NonFiniteKind.INF and format_of(origin) == "fp16":
+        return "The gradient leaves fp16: compute the module in fp32, or in bf16, which has fp32's range."
+    return INFO.remedy
+
+
+RULE = Rule(info=INFO, check=check)
