@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from ampwise.lint.events import Act
+from ampwise.lint.events import Act, Event
 from ampwise.lint.flow import Flow
 from ampwise.lint.names import Names
-from ampwise.lint.tree import LOOPS, Function, Loop, Tree
+from ampwise.lint.torch_names import SCALER_WORD
+from ampwise.lint.tree import LOOPS, Function, Loop, Tree, dotted
+from ampwise.lint.values import Kind
 
 _THROTTLE: Final = re.compile(
     r"(log|print|verbose|debug|freq|interval|every|period|report|profil|plot|vis|sync|save|eval|valid|display|summary"
@@ -67,6 +69,8 @@ class Loops:
         found: set[Act] = set()
         for event in self._flow.events_in(node):
             found.add(event.act)
+            if _is_wrapped_step(event):
+                found |= {Act.BACKWARD, Act.STEP}
             if event.callee is not None and not self._holds_training(event.callee):
                 found |= self._flow.acts_in(event.callee)
         return Act.BACKWARD in found and Act.STEP in found
@@ -161,6 +165,15 @@ class Loops:
     def _backward_outside(self, loop: Loop, branch: ast.If) -> bool:
         inside = {event.node for event in self._flow.events_in(branch)}
         return any(e.act is Act.BACKWARD and e.node not in inside for e in self._flow.events_in(loop))
+
+
+def _is_wrapped_step(event: Event) -> bool:
+    """Whether a call is of a wrapper that does both at once: ``loss_scaler(loss, optimizer, ...)``."""
+    call = event.node
+    if event.act is not Act.OPAQUE or Kind.OPTIMIZER not in event.handed or not isinstance(call, ast.Call):
+        return False
+    name = (dotted(call.func) or "").rpartition(".")[2]
+    return SCALER_WORD.fullmatch(name) is not None and len(call.args) > 1
 
 
 def is_rare(test: ast.expr) -> bool:

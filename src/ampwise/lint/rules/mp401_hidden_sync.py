@@ -98,6 +98,17 @@ def topk(output, target):
             num_findings=4,
         ),
         Example(
+            title="a wrapper that scales, clips and steps at once",
+            source="""
+def train_one_epoch(model, optimizer, loader, criterion, loss_scaler, device):
+    for x, y in loader:
+        loss = criterion(model(x.to(device)), y.to(device))
+        loss_scaler(loss, optimizer, parameters=model.parameters())
+        optimizer.zero_grad()
+        print(loss.item())
+""",
+        ),
+        Example(
             title="torch imported late",
             source="""
 def train(model, optimizer, loader, device):
@@ -353,4 +364,4 @@ def _cheap(file: SourceFile, node: ast.expr, hot: Hot) -> str:
     return "; scaler.step() has just waited too unless the optimizer is fused"
 
 
-RULE = Rule(info=INFO, check=check, words=("backward",))
+RULE = Rule(info=INFO, check=check, words=("backward", "scaler("))
