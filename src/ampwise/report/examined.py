@@ -129,8 +129,8 @@ def runs_table(recording: Recording) -> Listing | None:
             )
             for run in recording.runs
         ],
-        caption="The same script with the same seeds. A fault that goes away in one of them has its cause in what that one "
-        "left out.",
+        caption="The same script with the same seeds. A fault that is gone in one of them has its cause in what "
+        "that one left out.",
     )
 
 
@@ -180,8 +180,8 @@ def _maps_caption(run: RunRecord | None) -> str:
     name = "" if run is None else drawn_format(run.precision).name
     return (
         "A row a module, a column a power of two: the darker a cell, the more of the module's numbers have that size. "
-        f"The bars on top are what each format holds, thin where it loses digits. Orange lies outside of {name}: on the "
-        "right it would become infinite, on the left zero."
+        f"The bars on top are what each format holds, thin where it loses digits. Orange lies outside of {name}: on "
+        "the right it would become infinite, on the left zero."
     )
 
 
@@ -198,10 +198,11 @@ def _number_tables(recording: Recording, run: RunRecord) -> Iterator[Listing]:
 def _timeline(run: RunRecord) -> Chart | None:
     if run.memory is None:
         return None
+    step = NOTHING if run.memory.step is None else run.memory.step
     return Chart(
         name="memory",
         title="Memory over one step",
-        caption=f"Live tensors of step {NOTHING if run.memory.step is None else run.memory.step}, by what they are for.",
+        caption=f"Live tensors of step {step}, by what they are for. The rise at its very start was there before.",
         figure=memory_timeline(run.memory.points, run.memory.peak),
     )
 

@@ -32,7 +32,7 @@ def origins_table(record: NonFiniteRecord | None) -> Listing | None:
             )
             for one in (record.origins if record else ())
         ],
-        caption="Operators that made infinities or NaN of finite numbers, in the order they did; the first is the cause.",
+        caption="Operators that made infinities or NaN of finite numbers, in that order; the first is the cause.",
     )
 
 
@@ -58,8 +58,8 @@ def against_fp32_table(record: AgainstFp32Record | None) -> Listing | None:
         ],
         caption=(
             f"Step {record.step} computed in {record.format} and in fp32 from the same weights. The error is the "
-            "distance of the outputs over fp32's size: about 0.1% is fp16's own rounding, 0.5% bf16's. An error far above "
-            "its input's arose in that module."
+            "distance of the outputs over fp32's size: about 0.1% is fp16's own rounding, 0.5% bf16's. An error far "
+            "above its input's arose in that module."
         ),
     )
 
@@ -123,15 +123,15 @@ def products_table(record: KernelRecord | None) -> Listing | None:
     """The step's matrix products: their sizes and formats."""
     return listing(
         "Matrix products by time",
-        "operator|in|sizes m × n × k|#calls|#time|better sizes",
+        "operator|in|sizes m x n x k|#calls|#time|better sizes",
         [
             (
                 op_words(one.op),
                 one.dtype,
-                f"{one.m} × {one.n} × {one.k}" + (f", {one.batch} at once" if one.batch > 1 else ""),
+                f"{one.m} x {one.n} x {one.k}" + (f", {one.batch} at once" if one.batch > 1 else ""),
                 str(one.count),
                 format_ms(one.ms),
-                NOTHING if one.padded is None else " × ".join(map(str, one.padded)),
+                NOTHING if one.padded is None else " x ".join(map(str, one.padded)),
             )
             for one in (record.products if record else ())
         ],
@@ -169,12 +169,12 @@ def owners_table(owners: tuple[MemoryOwner, ...], peak_bytes: int | None) -> Lis
         [
             (
                 one.category.value.replace("_", " "),
-                site_words(one.site) or NOTHING,
+                site_words(one.site) or "elsewhere",
                 format_bytes(one.bytes),
                 f"{one.bytes / total:.0%}",
                 str(one.num_storages),
             )
-            for one in owners
+            for one in sorted(owners, key=lambda one: -one.bytes)
         ],
         caption="Storages of one kind born at one place, at the step's peak.",
     )

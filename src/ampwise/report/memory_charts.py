@@ -1,7 +1,7 @@
 """What a step holds in memory, moment by moment."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 from ampwise._base.units import format_bytes
@@ -79,7 +79,7 @@ def _phases(points: Sequence[MemoryPoint]) -> Iterator[dict[str, Any]]:
 def _borders(points: Sequence[MemoryPoint]) -> Iterator[dict[str, Any]]:
     """A line where one part of the step ends and another begins."""
     line = {"color": "#8a9099", "width": 1, "dash": "dot"}
-    for before, after in zip(points, points[1:], strict=False):
+    for before, after in pairwise(points):
         if before.phase is not after.phase:
             yield {
                 "type": "line", "x0": after.event, "x1": after.event, "yref": "paper", "y0": 0, "y1": 1, "line": line
