@@ -70,7 +70,7 @@ def findings(
             message=message,
             site=origin.site,
             evidence="; ".join([seen_in(origin), *what_removed_it(case), *others]),
-            remedy=with_precision(case, origin.site, remedy),
+            remedy=with_precision(case, origin.site, remedy) if helps_in_fp32 else remedy,
             plan_rule=kept_in_fp32(origin.site, because_of(origin)) if helps else None,
         )
 

@@ -20,8 +20,8 @@ INFO = RuleInfo(
     severity=Severity.ERROR,
     why="A mask is added to attention scores as the format's lowest number. Two masks together, or one and a negative "
     "score, are below it: -inf. Where that is a whole row, softmax divides zero by zero.",
-    remedy="Mask with `scores.masked_fill(mask, -inf)` or with half of the lowest number, "
-    "`torch.finfo(scores.dtype).min / 2`, or give scaled_dot_product_attention a boolean mask.",
+    remedy="Mask with half of the lowest number, `torch.finfo(scores.dtype).min / 2`, once; or, where each row keeps a "
+    "key, with `scores.masked_fill(mask, -torch.inf)` or a boolean mask for scaled_dot_product_attention.",
     evidence="BLOOM and others add finfo.min twice (transformers issues 17306 and 18185; in bf16 NeMo Automodel 2658); "
     "rebuilt as a test.",
     bad=(

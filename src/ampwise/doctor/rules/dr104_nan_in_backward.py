@@ -34,8 +34,8 @@ INFO = RuleInfo(
     why="The forward pass was finite, but an operator's gradient was not: its slope is infinite where it was called "
     "(sqrt at 0), a branch of `where` that was not taken multiplies 0 by infinity, or the gradient leaves the format.",
     remedy="Keep the operand away from the point where the slope is infinite; `where` does not: clamp inside of it.",
-    evidence="autograd multiplies each gradient by the operator's slope; 0 times infinity is NaN. Found without anomaly "
-    "mode, by the operator's number in the graph.",
+    evidence="autograd multiplies each gradient by the operator's slope; 0 times infinity is NaN. Found without "
+    "anomaly mode, by the operator's number in the graph.",
     bad=(
         Example(
             title="the root of zero",
@@ -86,7 +86,8 @@ def _is_of_scale(origin: Origin) -> bool:
 def _message(origin: Origin) -> str:
     what = "NaN" if origin.kind is NonFiniteKind.NAN else "infinite"
     if origin.site.op is None:
-        return f"The gradient of {inert_line(origin.parameter or 'a parameter')} is not finite; which operator made it so was not seen."
+        owner = inert_line(origin.parameter or "a parameter")
+        return f"The gradient of {owner} is not finite; which operator made it so was not seen."
     of = f", in the gradient of {inert_line(origin.forward_op)}" if origin.forward_op else ""
     return f"{place_words(origin.site)} makes a gradient {what}{of}, of finite numbers."
 

@@ -1,0 +1,102 @@
+"""DR109: fp32 loses its numbers too, so no precision helps."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from ampwise.doctor.case import Case
+from ampwise.doctor.causes import Cause, cause_of
+from ampwise.doctor.origins import format_of, origins, place_words, seen_in
+from ampwise.doctor.reruns import fails_in_fp32, first_bad_loss, fp32_origin, fp32_run, has_fault
+from ampwise.doctor.rule import Rule
+from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
+from ampwise.records.nonfinite import Origin
+
+_HERE: Final = frozenset({Cause.WIDE, Cause.UNCLEAR})
+"""What no other rule speaks of."""
+_REMEDIES: Final = {
+    "aten.exp": "Subtract the row's maximum before exp: use softmax, logsumexp or log_softmax.",
+    "aten.cosh": "Bound the argument before it.",
+    "aten.pow": "Bound the base, or work with logarithms.",
+    "aten.prod": "Sum logarithms instead.",
+}
+_GENERAL: Final = "Lower the learning rate, clip the gradients' norm, and look at that operator's inputs."
+
+INFO = RuleInfo(
+    id="DR109",
+    name="fault-in-fp32-too",
+    severity=Severity.ERROR,
+    why="The same training in fp32 ends in infinities or NaN as well. bf16's range is fp32's, and no plan holds more "
+    "than fp32 does: the formula, the data or the learning rate is at fault.",
+    remedy="Change the formula or the learning rate; keep the precision for later.",
+    evidence="dinov2 issue 583: exp of x / 0.04 overflows fp32, and only log-sum-exp helps; rebuilt as a test.",
+    bad=(
+        Example(
+            title="exp overflows in any precision",
+            source="""
+import torch
+
+model = torch.nn.Linear(4, 3)
+with torch.no_grad():
+    model.weight.fill_(1.0)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(20):
+    weights = torch.exp(model(torch.ones(5, 4)) / 0.04)
+    loss = (weights / weights.sum(0)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        ),
+    ),
+)
+
+
+def check(case: Case) -> Iterator[Finding]:
+    """What made infinities or NaN in fp32 or in a format of its range, and is no other rule's."""
+    origin = fp32_origin(case) or _first_wide(case)
+    if origin is None:
+        yield from _unseen(case)
+    elif cause_of(origin) in _HERE and (fails_in_fp32(case) or fp32_run(case) is None) and has_fault(case.run):
+        yield _finding(case, origin)
+
+
+def _first_wide(case: Case) -> Origin | None:
+    """Where no run was in fp32: bf16 ends where fp32 does."""
+    return next((one for one in origins(case) if cause_of(one) is Cause.WIDE), None)
+
+
+def _finding(case: Case, origin: Origin) -> Finding:
+    own, wide = fp32_run(case), format_of(origin) or "its format"
+    bad = first_bad_loss(own) if own is not None else None
+    shown = [seen_in(origin), *([f"the loss in fp32 is not finite from step {bad} on"] if bad is not None else [])]
+    told = "fp32's run shows the same" if own is not None else f"{wide} reaches as far as fp32"
+    return Finding(
+        rule=INFO.id,
+        severity=INFO.severity,
+        confidence=Confidence.LIKELY if own is None else Confidence.CERTAIN,
+        message=f"The result of {place_words(origin.site)} is not finite in {wide}, and {told}: "
+        "precision cannot fix it.",
+        site=origin.site,
+        evidence="; ".join(shown),
+        remedy=_REMEDIES.get(origin.site.op or "", _GENERAL),
+    )
+
+
+def _unseen(case: Case) -> Iterator[Finding]:
+    """fp32's loss is lost, but no operator of its run was seen to lose it."""
+    run = fp32_run(case)
+    bad = first_bad_loss(run) if run is not None else None
+    has_other = case.run.nonfinite is not None and (case.run.nonfinite.inputs or origins(case))
+    if run is None or bad is None or has_other or first_bad_loss(case.run) is None:
+        return
+    yield Finding(
+        rule=INFO.id,
+        severity=INFO.severity,
+        confidence=Confidence.LIKELY,
+        message="The loss is not finite in fp32 either: precision cannot fix it.",
+        evidence=f"in fp32 from step {bad} on, in {case.run.precision} from step {first_bad_loss(case.run)} on",
+        remedy=_GENERAL,
+    )
+
+
+RULE = Rule(info=INFO, check=check)

@@ -1,0 +1,51 @@
+"""What the loss scale did in the run that is judged."""
+
+from ampwise.doctor.case import Case
+from ampwise.doctor.causes import Cause, cause_of
+from ampwise.doctor.origins import origins
+from ampwise.doctor.reruns import first_bad_loss, longest_skips
+from ampwise.records.run import StepRecord
+from ampwise.records.scaling import History, history_of
+from ampwise.records.scaling_signs import Sign, SignKind, signs
+
+NUM_SKIPS = 4
+"""Skipped steps in a row that are worth a word: fewer are how a dynamic scale starts."""
+
+
+def histories(case: Case) -> tuple[History, ...]:
+    """The loss scale at each optimizer's steps."""
+    numbers = sorted({step.optimizer for step in case.steps if step.scale is not None})
+    return tuple(history_of(case.run, optimizer=number) for number in numbers)
+
+
+def signs_of(case: Case, kind: SignKind) -> tuple[Sign, ...]:
+    """The signs of one kind that the scale's history shows."""
+    return tuple(sign for history in histories(case) for sign in signs(history) if sign.kind is kind)
+
+
+def scaled_steps(case: Case) -> tuple[StepRecord, ...]:
+    """The steps that had a loss scale."""
+    return tuple(step for step in case.steps if step.scale is not None)
+
+
+def skips_often(case: Case) -> bool:
+    """Whether steps were skipped in a row for longer than a scale takes to settle."""
+    return bool(scaled_steps(case)) and longest_skips(case.run) >= NUM_SKIPS
+
+
+def forward_is_lost(case: Case) -> bool:
+    """Whether the loss itself was not finite, so that no scale of it can be at fault."""
+    shown = {Cause.OVERFLOW, Cause.MASK, Cause.INVALID, Cause.EMPTY_ROW, Cause.WIDE, Cause.UNCLEAR}
+    return first_bad_loss(case.run) is not None or any(
+        cause_of(one) in shown and one.vanished is None for one in origins(case)
+    )
+
+
+def course(case: Case) -> str:
+    """How the scale went and how many steps were skipped: the figures of every finding on it."""
+    steps = scaled_steps(case)
+    skipped = [step.index for step in steps if step.skipped]
+    return (
+        f"the scale went from {steps[0].scale:g} to {steps[-1].scale:g} in {len(steps)} steps, of which "
+        f"{len(skipped)} were skipped, {longest_skips(case.run)} in a row"
+    )
