@@ -2,9 +2,13 @@
 
 import math
 from collections.abc import Iterator
+from typing import Final
 
 from ampwise.doctor.case import Case
 from ampwise.records.against_fp32 import ModuleError
+
+_WRONG_ROWS: Final = 0.05
+"""Rows of few numbers may be equal after rounding; those are a rounding away from fp32."""
 
 
 def errors(case: Case) -> tuple[ModuleError, ...]:
@@ -34,3 +38,9 @@ def born_here(case: Case, *, least: float, growth: float) -> Iterator[ModuleErro
 
 def _is_within(inner: str, outer: str) -> bool:
     return inner == outer or not outer or inner.startswith(f"{outer}.")
+
+
+def rows_fell_together(one: ModuleError) -> bool:
+    """Whether at least half of the rows that fp32 tells apart are equal in the low format, and wrong by that."""
+    low, high = one.num_distinct, one.num_distinct_fp32
+    return low is not None and high is not None and high >= 4 and 2 * low <= high and one.relative >= _WRONG_ROWS

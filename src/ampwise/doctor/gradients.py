@@ -30,7 +30,9 @@ def smallness(case: Case) -> Smallness | None:
     numerics, fp16 = case.run.numerics, find_format("fp16")
     if numerics is None or fp16 is None:
         return None
-    tensors = [one for one in numerics.tensors if _is_gradient(one) and one.dtype == "fp16"]
+    tensors = [
+        one for one in numerics.tensors if _is_gradient(one) and one.dtype == "fp16" and not one.num_non_finite_steps
+    ]
     if not tensors:
         return None
     shares = [range_verdict(one.histogram, fp16).subnormal for one in tensors]

@@ -59,7 +59,7 @@ def check(case: Case) -> Iterator[Finding]:
         error = error_of(case, module or "")
         op = finding.site.op if finding.site is not None else None
         is_harmless = op in _HARMLESS and (error is None or error < _BAD_ERROR)
-        shown = "" if error is None else f"; the module's output is {error:.2g} of its size away from fp32's"
+        shown = "" if error is None else f"; the module's output is {error:.0%} of its size away from fp32's"
         yield replace(
             finding,
             severity=Severity.INFO if is_harmless else INFO.severity,

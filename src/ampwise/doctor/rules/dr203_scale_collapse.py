@@ -15,8 +15,8 @@ INFO = RuleInfo(
     severity=Severity.ERROR,
     why="A loss scale below 1 makes gradients smaller than they are, which is the opposite of what it is for; torch's "
     "goes on falling. Where the loss is finite, something in the backward pass overflows at any scale.",
-    remedy="Compute in bf16, which needs no scale; or give the scale a floor (`GradScaler(min_scale=1.0)` of ampwise "
-    "raises there with the reason) and see what the backward pass overflows at.",
+    remedy="Compute in bf16, which needs no scale; or run without the scaler and see what the backward pass overflows "
+    "at, and keep that module in fp32 by a plan's rule.",
     evidence="torch issues 99640 and 96755: a scale far below 1 unscales finite gradients to infinity.",
     bad=(
         Example(

@@ -7,6 +7,7 @@ from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
 from ampwise.doctor.gradients import Smallness, smallness
 from ampwise.doctor.rule import Rule
+from ampwise.doctor.scales import forward_is_lost
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
 from ampwise.records.scaling_signs import SUBNORMAL_SHARE
 from ampwise.records.site import Phase, Site
@@ -49,7 +50,7 @@ def check(case: Case) -> Iterator[Finding]:
     """Gradients that were all zero, or of which a quarter lay below fp16's normal numbers, at the scale they had."""
     found = smallness(case)
     losses = [step.loss for step in case.steps if step.loss is not None]
-    if found is None or not any(losses):
+    if found is None or forward_is_lost(case) or not any(losses):
         return
     if found.num_nonzero == 0:
         yield _finding(

@@ -1,0 +1,86 @@
+"""DR304: rows that fp32 tells apart are equal in the low format."""
+
+from collections.abc import Iterator
+
+from ampwise._base.text import inert_line
+from ampwise.doctor.case import Case
+from ampwise.doctor.fp32_errors import errors, rows_fell_together
+from ampwise.doctor.origins import kept_in_fp32, with_precision
+from ampwise.doctor.rule import Rule
+from ampwise.formats.table import find_format
+from ampwise.records.against_fp32 import ModuleError
+from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
+from ampwise.records.site import Phase, Site
+
+INFO = RuleInfo(
+    id="DR304",
+    name="rows-fell-together",
+    severity=Severity.ERROR,
+    why="A module gives different rows in fp32 and equal ones in the low format: positions, times or indices were held "
+    "in a format that has no room for them. bf16 counts to 256, fp16 to 2048; the next numbers round to these.",
+    remedy="Keep positions and angles in fp32 until their sine is taken (`.float()`, not `.to(x.dtype)`), or compute "
+    "the module in fp32, by the plan's rule given here.",
+    evidence="Rotary positions in bf16: diffusers issue 13922, transformers issue 29285, TransformerEngine issues 1245 "
+    "and 2240; rebuilt as a test, in which 64 positions become one.",
+    bad=(
+        Example(
+            title="rotary angles of positions in bf16",
+            source="""
+import torch
+
+
+class Rotary(torch.nn.Module):
+    def forward(self, positions, x):
+        angle = positions.to(x.dtype)[:, None] * torch.tensor([1.0, 0.1], dtype=x.dtype)
+        return torch.cat([angle.cos(), angle.sin()], dim=-1)
+
+
+class Rotated(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rotary, self.fc = Rotary(), torch.nn.Linear(4, 4)
+
+    def forward(self, positions, x):
+        return self.fc(x) * self.rotary(positions, x)
+
+
+model = Rotated().bfloat16()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+positions, x = torch.arange(65_600, 65_664), torch.rand(64, 4).bfloat16()
+for _ in range(20):
+    loss = model(positions, x).float().square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        ),
+    ),
+)
+
+
+def check(case: Case) -> Iterator[Finding]:
+    """The first module whose rows fell together, and no other: those behind it only pass it on."""
+    found = next((one for one in errors(case) if rows_fell_together(one)), None)
+    if found is not None:
+        yield _finding(case, found)
+
+
+def _finding(case: Case, one: ModuleError) -> Finding:
+    site = Site(phase=Phase.FORWARD, module=one.module)
+    format_ = find_format(one.dtype)
+    limit = "" if format_ is None else f"; {format_.name} holds every whole number up to {format_.max_exact_integer}"
+    name = inert_line(one.module) or "the model"
+    return Finding(
+        rule=INFO.id,
+        severity=INFO.severity,
+        confidence=Confidence.CERTAIN,
+        message=f"{name} ({inert_line(one.module_kind)}) gives {one.num_distinct_fp32} different rows in fp32 and "
+        f"{one.num_distinct} in {one.dtype}.",
+        site=site,
+        evidence=f"of {one.num_rows} rows on one batch; relative error {one.relative:.2f}{limit}",
+        remedy=with_precision(case, site, INFO.remedy),
+        plan_rule=kept_in_fp32(site, f"its rows fall together in {one.dtype}"),
+    )
+
+
+RULE = Rule(info=INFO, check=check)
