@@ -12,6 +12,11 @@ from ampwise.observe.events import EventBus
 from ampwise.observe.modules import ModuleStack
 from ampwise.runner.spec import LaunchSpec
 
+_EVERY: Final = 9
+"""One step in so many has its tensors measured."""
+_NUM_STEPS: Final = 10_000
+"""As far as the steps are told that others slow."""
+
 
 class Instrument(AbstractContextManager[Any], Protocol):
     """Watches a loop while entered."""
@@ -71,7 +76,8 @@ def _kernels(bus: EventBus, _: LaunchSpec, __: ModuleStack) -> Instrument:
 def _process(bus: EventBus, _: LaunchSpec, __: ModuleStack) -> Instrument:
     from ampwise.instruments.process import ProcessWatch
 
-    return ProcessWatch(bus, leave_out=range(12))
+    slowed = {*range(12), *range(0, _NUM_STEPS, _EVERY)}  # of every other instrument
+    return ProcessWatch(bus, leave_out=slowed)
 
 
 def _nonfinite(bus: EventBus, spec: LaunchSpec, stack: ModuleStack) -> Instrument:
@@ -85,7 +91,7 @@ def _numerics(bus: EventBus, spec: LaunchSpec, stack: ModuleStack) -> Instrument
 
     # a loss scale that ampwise injects is out of the gradients again where they are accumulated
     is_injected = "fp16" in {spec.precision, spec.emulate}
-    return NumericsWatch(bus, every=9, max_share=None, has_unscaled_weights=is_injected, names=stack.names)
+    return NumericsWatch(bus, every=_EVERY, max_share=None, has_unscaled_weights=is_injected, names=stack.names)
 
 
 def _against_fp32(bus: EventBus, _: LaunchSpec, stack: ModuleStack) -> Instrument:
