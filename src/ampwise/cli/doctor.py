@@ -136,18 +136,17 @@ def _told(recording: "Recording", record: Path, options: Mapping[str, Any]) -> i
         from ampwise.report.diagnosis import render_diagnosis
         from ampwise.report.text import stdout_console
 
-        render_diagnosis(recording, diagnosis, stdout_console())
+        hint = f"ampwise report --all {inert_line(str(record), max_length=1000)}"
+        render_diagnosis(recording, diagnosis, stdout_console(), how_to_see_all=hint)
     click.echo(f"recording: {inert_line(str(record), max_length=1000)}", err=True)
     return int(not diagnosis.is_healthy)
 
 
 def _write(recording: "Recording", diagnosis: "Diagnosis", options: Mapping[str, Any]) -> None:
     if options["sarif"] is not None:
-        from ampwise.doctor.rule import all_rules
-        from ampwise.records.sarif import sarif
+        from ampwise.cli.findings import write_sarif
 
-        log = sarif(diagnosis.findings, {rule.info.id: rule.info for rule in all_rules()})
-        write_atomically(options["sarif"], json.dumps(log, indent=1) + "\n")
+        write_sarif(options["sarif"], diagnosis)
     if options["report"] is not None:
         from ampwise.report.html import render_html
 

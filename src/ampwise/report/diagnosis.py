@@ -1,7 +1,8 @@
 """A diagnosis for a person at a terminal: the verdict first, then each finding with its evidence and its remedy."""
 
 import textwrap
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from rich.console import Console
@@ -18,42 +19,60 @@ from ampwise.report.words import ending
 
 _STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 _INDENT: Final = "  "
+_MAX_ALL_WHOLE: Final = 5
+"""Findings up to which each is shown in full; of more, the first of them are, and the next have a line each."""
+_NUM_WHOLE: Final = 3
+_NUM_LISTED: Final = 10
 
 
-def render_diagnosis(recording: Recording, diagnosis: Diagnosis, console: Console) -> None:
+def render_diagnosis(
+    recording: Recording, diagnosis: Diagnosis, console: Console, *, show_all: bool = False, how_to_see_all: str = ""
+) -> None:
     """Print the verdict, the findings, and what was looked at and found well.
+
+    Many findings are cut to what a screen bears: the worst in full, then a line each, then a count.
 
     Args:
         recording: What was examined; its first run is the one that was judged.
         diagnosis: What was made of it.
         console: Where to.
+        show_all: Print every finding in full.
+        how_to_see_all: What to type for that, where some are not shown.
     """
-    worst = diagnosis.findings[0].severity if diagnosis.findings else None
-    console.print(Text(verdict(diagnosis), style="bold green" if worst is None else _STYLES[worst]))
+    findings = diagnosis.findings
+    worst = findings[0].severity if findings else None
+    _print(Text(verdict(diagnosis), style="bold green" if worst is None else _STYLES[worst]), console)
     for run in recording.runs[:1]:
-        console.print(Text(examined(run), style="dim"))
-    for finding in diagnosis.findings:
+        _print(Text(_fill(examined(run), console.width), style="dim"), console)
+    num_whole = len(findings) if show_all or len(findings) <= _MAX_ALL_WHOLE else _NUM_WHOLE
+    for finding in findings[:num_whole]:
         console.print()
         _print_finding(finding, console)
+    _print_rest(findings[num_whole:], console, how_to_see_all)
     if diagnosis.reassurances:
         console.print()
-        console.print(Text("Looked at and well:", style="bold"))
+        _print(Text("Looked at and well:", style="bold"), console)
         for text in diagnosis.reassurances:
-            console.print(_wrapped(f"- {inert_line(text, max_length=600)}", console.width, indent="  "))
+            _print(_wrapped(f"- {inert_line(text, max_length=600)}", console.width, indent="  "), console)
 
 
 def verdict(diagnosis: Diagnosis) -> str:
     """The outcome in one line: ``2 errors, 1 warning``, or that the training is healthy."""
-    counts = [
-        f"{number} {severity.value}{'s' * (number != 1)}"
-        for severity in Severity
-        if (number := sum(one.severity is severity for one in diagnosis.findings))
-    ]
-    if counts:
-        return f"Found {', '.join(counts)}."
+    if diagnosis.findings:
+        return f"Found {counted(diagnosis.findings)}."
     if not diagnosis.reassurances:
         return "Nothing was found, and nothing was measured that would show a fault."
     return "Healthy: nothing was found."
+
+
+def counted(findings: Iterable[Finding]) -> str:
+    """How many there are of each severity: ``2 errors, 1 warning``."""
+    numbers = Counter(one.severity for one in findings)
+    return ", ".join(
+        f"{number} {severity.value}{'s' * (number != 1 and severity is not Severity.INFO)}"
+        for severity in Severity
+        if (number := numbers[severity])
+    )
 
 
 def examined(run: RunRecord) -> str:
@@ -96,14 +115,34 @@ def _document(finding: Finding) -> dict[str, Any]:
 
 
 def _print_finding(finding: Finding, console: Console) -> None:
-    head = Text(f"{finding.severity.value} ", style=_STYLES[finding.severity])
-    head.append(f"{finding.rule} ", style="bold")
-    head.append(site_words(finding.site))
-    console.print(head)
+    head = _wrapped(f"{_head(finding)} {site_words(finding.site)}".rstrip(), console.width, indent=_INDENT * 2)
+    head.stylize(_STYLES[finding.severity], 0, len(finding.severity.value))
+    head.stylize("bold", len(finding.severity.value), len(_head(finding)))
+    _print(head, console)
     for text in _lines(finding):
-        console.print(_wrapped(f"{_INDENT}{text}", console.width, indent=_INDENT * 2))
+        _print(_wrapped(f"{_INDENT}{text}", console.width, indent=_INDENT * 2), console)
     if finding.plan_rule is not None:
-        console.print(Text(textwrap.indent(inert(finding.plan_rule).rstrip(), _INDENT * 2), style="green"))
+        _print(Text(textwrap.indent(inert(finding.plan_rule).rstrip(), _INDENT * 2), style="green"), console)
+
+
+def _print_rest(findings: Sequence[Finding], console: Console, how_to_see_all: str) -> None:
+    """A line for each of the next findings, and how many there are beyond them."""
+    if not findings:
+        return
+    console.print()
+    listed, left = findings[:_NUM_LISTED], findings[_NUM_LISTED:]
+    for finding in listed:
+        line = Text(inert_line(f"{_head(finding)} {finding.message}", max_length=max(console.width, 20)))
+        line.stylize(_STYLES[finding.severity], 0, len(finding.severity.value))
+        _print(line, console)
+    if left:
+        _print(Text(f"and {len(left)} more: {counted(left)}"), console)
+    if how_to_see_all:
+        _print(Text(f"all of them in full: {how_to_see_all}", style="dim"), console)
+
+
+def _head(finding: Finding) -> str:
+    return f"{finding.severity.value} {finding.rule}"
 
 
 def _lines(finding: Finding) -> Iterator[str]:
@@ -115,6 +154,15 @@ def _lines(finding: Finding) -> Iterator[str]:
         yield f"do: {inert_line(finding.remedy, max_length=600)}"
 
 
+def _print(text: Text, console: Console) -> None:
+    """As it is: what is longer than a line, a path say, is left for the terminal to break, so that it can be copied."""
+    console.print(text, soft_wrap=True)
+
+
 def _wrapped(text: str, width: int, *, indent: str) -> Text:
+    return Text(_fill(text, width, indent=indent))
+
+
+def _fill(text: str, width: int, *, indent: str = "") -> str:
     """Broken between words only, so that paths and names stay whole."""
-    return Text(textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
