@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ampwise.runtime.loss_scale import DynamicLossScale, StaticLossScale
     from ampwise.runtime.overflow import LossScaleWarning
     from ampwise.runtime.scaler import GradScaler
+    from ampwise.runtime.small_updates import keep_small_updates
     from ampwise.runtime.step import TrainStep
 
 _HOMES = {
@@ -43,6 +44,7 @@ _HOMES = {
     "autocast": "ampwise.runtime.autocast",
     "custom_bwd": "ampwise.runtime.custom_function",
     "custom_fwd": "ampwise.runtime.custom_function",
+    "keep_small_updates": "ampwise.runtime.small_updates",
     "load_checkpoint": "ampwise.runtime.checkpoint",
     "plan_in_effect": "ampwise.runtime.casting",
     "record_casts": "ampwise.instruments.record_casts",
@@ -75,6 +77,7 @@ __all__ = [
     "custom_bwd",
     "custom_fwd",
     "emulated",
+    "keep_small_updates",
     "load_checkpoint",
     "load_plan",
     "plan_in_effect",

@@ -94,6 +94,8 @@ def to_nearest(wide: Tensor, format_: FloatFormat, *, saturate: bool = False) ->
 
 
 def _stochastic(wide: Tensor, format_: FloatFormat, *, saturate: bool, generator: torch.Generator | None) -> Tensor:
+    if format_.name == "bf16" and wide.dtype is torch.float32 and not saturate:
+        return _stochastic_bf16(wide, generator)
     step = _steps(wide, format_)
     scaled = wide.abs() / step
     below = scaled.floor()
@@ -103,6 +105,15 @@ def _stochastic(wide: Tensor, format_: FloatFormat, *, saturate: bool, generator
     # which of the two neighbours of max is taken is a matter of the range, not of chance
     rounded = torch.where(wide.abs() > format_.max, to_nearest(wide, format_), rounded)
     return _overflow(rounded, wide, format_, saturate=saturate)
+
+
+def _stochastic_bf16(wide: Tensor, generator: torch.Generator | None) -> Tensor:
+    """bf16 is fp32 without its last 16 bits: a random number below 2**16 added to them carries with the right chance."""
+    chance = torch.randint(1 << 16, wide.shape, generator=generator, device=wide.device, dtype=torch.int32)
+    rounded = (chance.add_(wide.view(torch.int32)) & -(1 << 16)).view(torch.float32)
+    # neither the range nor a NaN is a matter of chance
+    beyond = torch.copysign(wide.to(torch.bfloat16).to(torch.float32), wide)
+    return torch.where(wide.abs() <= FORMATS["bf16"].max, rounded, beyond)
 
 
 def _steps(wide: Tensor, format_: FloatFormat) -> Tensor:

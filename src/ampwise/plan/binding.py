@@ -1,11 +1,15 @@
 """Whether a plan fits a model: rules that mean no module of it, call no operator of it, or never decide."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
+from typing import Final
 
 from ampwise.plan.checks import quoted
 from ampwise.plan.patterns import REGEX, is_match
 from ampwise.plan.plan import Plan, Rule
+
+NO_MODULE: Final = " matches no module"
+"""How a sentence ends that tells of a rule which means no module, nor one like it."""
 
 
 def misfits(
@@ -32,7 +36,7 @@ def _misfit(
 ) -> str | None:
     places = [(root, path) for root, paths in modules.items() for path in paths]
     if rule.module is not None and not any(is_match(rule.module, path, root=root) for root, path in places):
-        return f"rules[{index}].module: {quoted(rule.module)} matches no module{_nearest(rule.module, places)}"
+        return f"rules[{index}].module: {quoted(rule.module)} {NO_MODULE.strip()}{_nearest(rule.module, places)}"
     if called is not None and rule.operators is not None and called.isdisjoint(rule.operators):
         return f"rules[{index}].op: {quoted(rule.op or '')} is called nowhere in the model"
     overruled = _overruled_by(plan, index, rule, places)
@@ -58,8 +62,17 @@ def _overruled_by(plan: Plan, index: int, rule: Rule, places: Iterable[tuple[str
 
 
 def _nearest(pattern: str, places: Iterable[tuple[str, str]]) -> str:
-    near = get_close_matches(pattern.removeprefix(REGEX), list(_generalised(places)), n=1, cutoff=0.6)
-    return f"; did you mean {quoted(near[0])}?" if near else ""
+    wanted = pattern.removeprefix(REGEX)
+    near = get_close_matches(wanted, dict.fromkeys(_generalised(places)), n=32, cutoff=0.6)
+    best = min(near, key=lambda one: _distance(wanted, one), default=None)
+    return f"; did you mean {quoted(best)}?" if best is not None else ""
+
+
+def _distance(wanted: str, given: str) -> float:
+    """How far apart two patterns are word by word, from the last on: one word off by a letter is nearest."""
+    mine, its = wanted.split(".")[::-1], given.split(".")[::-1]
+    apart = sum(1 - SequenceMatcher(None, a, b).ratio() for a, b in zip(mine, its, strict=False))
+    return apart + abs(len(mine) - len(its))
 
 
 def _generalised(places: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -72,3 +85,4 @@ def _generalised(places: Iterable[tuple[str, str]]) -> Iterator[str]:
             yield path
             yield ".".join(words)
             yield f"*.{words[-1]}"
+            yield f"{words[0]}.*.{words[-1]}"

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from ampwise._base.errors import PlanError
+from ampwise._base.suggest import not_one_of
 from ampwise._base.text import inert_line
 from ampwise.plan.checks import PLAN_FORMATS, RULE_FORMATS, own_name, plan_mistakes, quoted, rule_mistakes
 from ampwise.plan.names import op_mistake, operators_meant
@@ -137,6 +138,8 @@ class Plan:
     """The torch release whose cast lists hold, as ``2.13``; None means the installed one's."""
 
     def __post_init__(self) -> None:
+        for name, enum in (("lists", Lists), ("updates", Updates)):  # words will do, as in a file
+            object.__setattr__(self, name, _word(name, getattr(self, name), enum))
         _settle(self, PLAN_FORMATS, lambda own: [*plan_mistakes(own), *contradictions(enumerate(self.rules))])
 
     def resolve(self, module: str, op: str | None = None, *, root: str = "") -> Resolved:
@@ -173,6 +176,13 @@ def contradictions(rules: Iterable[tuple[int, Rule]]) -> Iterator[str]:
                 f"rules[{earlier}] and rules[{index}] contradict each other for {rule.place()}: "
                 f"{_shown(other)}; {_shown(rule)}. Keep one of them"
             )
+
+
+def _word(name: str, given: str, enum: type[StrEnum]) -> StrEnum:
+    words = [one.value for one in enum]
+    if given not in words:
+        raise PlanError(f"{name}: {not_one_of(inert_line(str(given), max_length=60), words, kind=f'value of {name}')}")
+    return enum(given)
 
 
 def _shown(rule: Rule) -> str:

@@ -137,6 +137,8 @@ class _Effect:
             self._stack.enter_context(tf32_enabled(on=True))
         if self._scaling is not None:
             self._start_scaling(self._scaling)
+        if self._plan is not None and self._plan.parameters in _DTYPES:
+            self._start_low_parameters(self._plan)
         if self._plan is not None:
             self._start_rules(self._plan, torch.device(choice.device).type)
 
@@ -182,6 +184,15 @@ class _Effect:
             pass_to_threads(device_type),
         ):
             stack.callback(undo)
+
+    def _start_low_parameters(self, plan: "Plan") -> None:
+        from ampwise.runner.low_parameters import LowParameters
+
+        low = LowParameters(plan)
+        self._stack.callback(low.stop)
+        low.start()
+        how = {"nearest": "rounded to nearest", "stochastic": "rounded by chance", "master": "by fp32 master weights"}
+        self._injected.note(f"plan: parameters are kept in {plan.parameters}, updated {how[plan.updates]}")
 
     def _start_rules(self, plan: "Plan", device_type: str) -> None:
         from ampwise.runner.plan_rules import PlanRules

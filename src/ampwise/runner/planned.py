@@ -47,10 +47,10 @@ def with_plan(spec: LaunchSpec, plan: Plan) -> LaunchSpec:
         UsageError: the plan's default is not what is to be emulated.
         CannotRunError: a run cannot follow the plan.
     """
-    if plan.parameters != "fp32":
+    if plan.parameters not in {"fp32", "bf16"}:
         raise CannotRunError(
-            f"the plan keeps parameters in {plan.parameters}; a run leaves them as the script makes them, in fp32. "
-            'Cast the model in the script and use ampwise.apply_plan there, or write parameters = "fp32" in the plan'
+            f"the plan keeps parameters in {plan.parameters}, in which a run cannot keep them: gradients as small as "
+            'theirs come out of backward scaled, and vanish there; write parameters = "bf16" or "fp32" in the plan'
         )
     if spec.emulate is not None:
         _check_emulated(spec.emulate, plan)

@@ -1,12 +1,13 @@
 """Puts a plan into effect on a model, and takes it back."""
 
 import warnings
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from ampwise._base.errors import CannotRunError
 from ampwise.compat.tf32 import tf32_enabled
@@ -20,11 +21,12 @@ from ampwise.runtime.cast_forward import CastForward, cast_forward_of
 from ampwise.runtime.cast_values import DTYPES, LOW
 from ampwise.runtime.placement import current_device
 from ampwise.runtime.plan_places import Bound, bind, without_effect
+from ampwise.runtime.small_updates import keep_all
 
 _MISSING = object()
 
 
-def apply_plan(model: nn.Module, plan: Plan | str) -> Undo:
+def apply_plan(model: nn.Module, plan: Plan | str, *, optimizers: Optimizer | Sequence[Optimizer] = ()) -> Undo:
     """Let ``model`` compute as ``plan`` says, whoever calls it, until the returned undo is called.
 
     The model's forward then needs no autocast around it, and the loss as little as it does in fp32: what the model
@@ -38,6 +40,8 @@ def apply_plan(model: nn.Module, plan: Plan | str) -> Undo:
     Args:
         model: DDP, DataParallel and compiled models are looked through.
         plan: what is to be computed in which format; or what names it: a file, a preset, a short form.
+        optimizers: those that update the model, where the plan says how parameters below fp32 are updated: see
+            ``keep_small_updates``. The model is cast before they are made.
 
     Returns:
         What takes the plan back. It may be called more than once, and leaves what others put over it meanwhile.
@@ -50,8 +54,15 @@ def apply_plan(model: nn.Module, plan: Plan | str) -> Undo:
     plan = plan if isinstance(plan, Plan) else find_plan(plan)
     model = unwrapped(model)
     _check_free(model)
+    owners = (optimizers,) if isinstance(optimizers, Optimizer) else tuple(optimizers)
     _check_kept(model, plan)
+    if plan.updates is not Updates.NEAREST and not owners:
+        raise CannotRunError(
+            f'updates = "{plan.updates}" is for the optimizer to do; name it too: '
+            "apply_plan(model, plan, optimizers=optimizer)"
+        )
     with ExitStack() as stack:
+        stack.callback(keep_all(owners, plan.updates))
         bound = bind(model, plan)
         device_type = device_type_of_model(model)
         _switch(plan, bound, device_type, stack)
@@ -110,20 +121,14 @@ def _check_free(model: nn.Module) -> None:
 
 
 def _check_kept(model: nn.Module, plan: Plan) -> None:
-    """Refuse a plan for parameters in another format than the model has, or for updates that torch cannot make."""
-    if plan.updates is not Updates.NEAREST:
-        raise CannotRunError(
-            f'updates = "{plan.updates}": torch\'s optimizers round updates to nearest, and ampwise has none that does '
-            f'otherwise in this version; write updates = "nearest", which loses small updates of {plan.parameters} '
-            'parameters, or parameters = "fp32"'
-        )
+    """Refuse a plan for parameters in another format than the model has."""
     dtype = DTYPES.get(plan.parameters)
     others = [(name, one.dtype) for name, one in model.named_parameters() if dtype in LOW and one.dtype is not dtype]
     if others:
         name, found = others[0]
         raise CannotRunError(
             f'parameters = "{plan.parameters}": "{name}" is {str(found).removeprefix("torch.")}; '
-            f"cast the model before you apply the plan: model.to({dtype})"
+            f"cast the model, before its optimizer is made: model.to({dtype})"
         )
 
 

@@ -2,20 +2,25 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from torch.nn import Module
+from torch.optim import Optimizer
 
 from ampwise.interpose.seam import Undo
-from ampwise.plan.plan import Plan
+from ampwise.plan.plan import Plan, Updates
 from ampwise.runtime.casting import apply_plan
 from ampwise.runtime.loss_scale import DynamicLossScale, LossScale
+from ampwise.runtime.small_updates import keep_all
 
 
-def apply_to_all(modules: Sequence[Module], plan: Plan) -> Undo:
-    """Put the plan into effect on every model, or on none if one cannot bear it; returns what takes it back."""
+def apply_to_all(modules: Sequence[Module], plan: Plan, *, optimizers: Sequence[Optimizer] = ()) -> Undo:
+    """Put the plan into effect on every model and optimizer, or on none if one cannot bear it; returns the undo."""
+    formats = replace(plan, updates=Updates.NEAREST)
     with ExitStack() as stack:
         for module in modules:
-            stack.callback(apply_plan(module, plan))
+            stack.callback(apply_plan(module, formats))
+        stack.callback(keep_all(optimizers, plan.updates))
         return stack.pop_all().close
     raise AssertionError  # no ExitStack swallows an exception that nothing in it swallows
 

@@ -127,7 +127,7 @@ class TrainStep:
         self.choice = choose_precision("fp32" if self.plan else precision, device=device)
         BUS.publish(PrecisionTaken(what=f"ampwise.TrainStep ({self.choice.precision})"))
         self._regime = Regime(precision=self.choice.precision, device_type=device.type)
-        self.undo_plan = apply_to_all(self.modules, self.plan) if self.plan else None
+        self.undo_plan = apply_to_all(self.modules, self.plan, optimizers=self.optimizers) if self.plan else None
         scale, named = self._regime.choose_loss_scale(scale_of_plan(self.plan) if loss_scale is None else loss_scale)
         self.scaler = GradScaler.from_loss_scale(scale, named=named, device=device.type, warns=False)
         names = name_parameters(self.modules, self.optimizers)

@@ -57,3 +57,12 @@ def test_every_misfit_is_named_at_once():
         Rule(module="b", compute="fp32"),
     )
     assert [text[:8] for text in misfits(plan(*rules), MODEL)] == ["rules[0]", "rules[2]"]
+
+
+@pytest.mark.parametrize("path", ["layers.0.wo", "layers.0.ff.wo"])
+def test_a_misspelt_last_word_is_found_below_numbers(path):
+    plan = Plan(default="fp16", rules=(Rule(module="layers.*.w0", compute="fp32"),))
+    parents = ["", "layers", "layers.0", "layers.1", path.rpartition(".")[0]]
+    (text,) = misfits(plan, {"": [*parents, path, path.replace("0", "1", 1)]})
+    assert "layers.*" in text.partition("did you mean")[2]
+    assert ".wo" in text.partition("did you mean")[2]

@@ -133,3 +133,11 @@ def test_an_unknown_operator_cannot_be_resolved():
 def test_what_stands_where_nothing_is_said():
     plan = Plan(default="bf16")
     assert (plan.parameters, plan.updates, plan.lists, plan.torch) == ("fp32", Updates.NEAREST, Lists.CUDA, None)
+
+
+def test_closed_words_may_be_given_as_texts():
+    plan = Plan(default="bf16", parameters="bf16", updates="master", lists="stock")
+    assert (plan.updates, plan.lists) == (Updates.MASTER, Lists.STOCK)
+    assert isinstance(plan.updates, Updates)
+    with pytest.raises(PlanError, match='updates: "mastr" is not a value of updates; did you mean "master"'):
+        Plan(default="bf16", parameters="bf16", updates="mastr")

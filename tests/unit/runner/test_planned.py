@@ -29,8 +29,8 @@ def test_another_format_than_the_emulated_one_is_refused():
 
 
 def test_low_parameters_are_refused():
-    with pytest.raises(CannotRunError, match="keeps parameters in bf16; a run leaves them"):
-        with_plan(LaunchSpec(), Plan(default="bf16", parameters="bf16"))
+    with pytest.raises(CannotRunError, match="keeps parameters in fp16, in which a run cannot keep them"):
+        with_plan(LaunchSpec(), Plan(default="fp16", parameters="fp16"))
 
 
 @pytest.mark.parametrize(("word", "default", "rules"), [("fp16-safe", "fp16", True), ("moe", "bf16", True)])

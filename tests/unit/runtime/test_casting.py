@@ -12,9 +12,10 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.checkpoint import checkpoint
 
 from ampwise._base.errors import CannotRunError, PlanError
-from ampwise.plan.plan import Lists, Plan, Rule
+from ampwise.plan.plan import Lists, Plan, Rule, Updates
 from ampwise.plan.presets import presets
 from ampwise.runtime.casting import apply_plan, plan_in_effect
+from ampwise.runtime.small_updates import keeper_of
 
 BF16 = torch.bfloat16
 
@@ -455,13 +456,26 @@ def test_low_parameters_in_fp32_are_refused_with_the_place():
 
 def test_parameters_in_a_low_format_are_those_of_the_model(x):
     kept = plan(parameters="bf16")
-    with pytest.raises(CannotRunError, match=r'"layers.0.inner.weight" is float32; cast the model before .*bfloat16'):
+    with pytest.raises(CannotRunError, match=r'"layers.0.inner.weight" is float32; cast the model, before .*bfloat16'):
         apply_plan(net(), kept)
     model = net().bfloat16()
     with plan_in_effect(model, kept):
         assert torch.isfinite(model(x)).all()
-    with pytest.raises(CannotRunError, match='updates = "stochastic": torch\'s optimizers round updates to nearest'):
+
+
+def test_updates_are_kept_by_the_optimizer_that_is_named(x):
+    model = net().bfloat16()
+    with pytest.raises(CannotRunError, match='updates = "stochastic" is for the optimizer to do; name it too'):
         apply_plan(model, "bf16-pure")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    undo = apply_plan(model, "bf16-pure", optimizers=optimizer)
+    assert keeper_of(optimizer) is not None
+    undo()
+    assert keeper_of(optimizer) is None
+    broken = plan({"module": "wo", "compute": "fp8"}, parameters="bf16", updates=Updates.MASTER)
+    with pytest.raises(CannotRunError):
+        apply_plan(model, broken, optimizers=[optimizer])
+    assert keeper_of(optimizer) is None
 
 
 def test_a_scripted_module_is_refused_where_a_rule_names_it(x):
