@@ -4,7 +4,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ampwise.lint.names import Bound, Names
+from ampwise.lint.contexts import Contexts
+from ampwise.lint.names import Names
 from ampwise.lint.torch_names import AUTOCASTS
 from ampwise.lint.tree import FUNCTIONS, Tree
 
@@ -33,6 +34,7 @@ class Regions:
     def __init__(self, tree: Tree, names: Names) -> None:
         self._tree = tree
         self._names = names
+        self._contexts = Contexts(tree, names)
         self._known: dict[ast.AST, tuple[Region, ...]] = {}
 
     def around(self, node: ast.AST) -> tuple[Region, ...]:
@@ -74,11 +76,12 @@ class Regions:
     def _region(
         self, node: ast.With | ast.AsyncWith | ast.FunctionDef | ast.AsyncFunctionDef, expression: ast.expr
     ) -> Region | None:
-        made = self._construction(expression)
-        call = made if isinstance(made, ast.Call) else None
-        name = self._names.resolve(call.func if call is not None else made)
-        if name is None or name not in AUTOCASTS:
+        made = list(self._contexts.entered(expression))
+        found = next((one for one in made if self._name(one) in AUTOCASTS), None)
+        if found is None:
             return None
+        call = found if isinstance(found, ast.Call) else None
+        name = self._name(found) or ""
         device_type = self._device_type(name, call)
         enabled = argument(call, "enabled", 2 if name in {"torch.autocast", "torch.amp.autocast"} else 0)
         dtype = argument(call, "dtype", 1)
@@ -88,17 +91,12 @@ class Regions:
             name=name,
             device_type=device_type,
             dtype=self._dtype(dtype, device_type),
-            enabled=_constant(enabled),
+            enabled=_constant(enabled) if len(made) == 1 or _constant(enabled) is False else None,
             condition=enabled,
         )
 
-    def _construction(self, expression: ast.expr) -> ast.expr:
-        """Through a name: ``ctx = autocast(...); with ctx:``."""
-        if isinstance(expression, ast.Name | ast.Attribute):
-            bound = self._names.latest(expression)
-            if bound is not None and bound.how is Bound.ASSIGN and isinstance(bound.value, ast.Call):
-                return bound.value
-        return expression
+    def _name(self, made: ast.expr) -> str | None:
+        return self._names.resolve(made.func if isinstance(made, ast.Call) else made)
 
     def _device_type(self, name: str, call: ast.Call | None) -> str | None:
         if name.startswith(("torch.cuda.", "torch.cpu.")):

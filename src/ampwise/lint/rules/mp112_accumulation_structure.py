@@ -25,6 +25,7 @@ scaler.scale(loss).backward()
 
 
 _MICRO = "if (i + 1) % accum_steps == 0:\n"
+_LAST = "if (i + 1) % accum_steps == 0 or i + 1 == len(loader):\n"
 
 INFO = RuleInfo(
     id="MP112",
@@ -32,20 +33,22 @@ INFO = RuleInfo(
     severity=Severity.WARNING,
     why="Gradients add up only from one zero_grad() to the step: zeroed in every micro-batch, all but the last are "
     "thrown away; stepped in every micro-batch, each update is too small by the number they were divided by.",
-    remedy="Put step, update and zero_grad under one condition, and divide the loss by the same number.",
+    remedy="Put step, update and zero_grad under one condition, which holds for the last batch too, and divide the "
+    "loss by the same number.",
     evidence="PyTorch's AMP examples, 'Gradient accumulation'.",
     bad=(
         Example(title="zeroed in every micro-batch", source=_loop("optimizer.zero_grad()\n", _MICRO, after="")),
+        Example(title="the last window of an epoch is left over", source=_loop("", _MICRO)),
         Example(
             title="divided, but stepped in every micro-batch",
             source=_loop("optimizer.zero_grad()\n", "if True:\n", after=""),
         ),
     ),
     good=(
-        Example(source=_loop("", _MICRO)),
+        Example(source=_loop("", _LAST)),
         Example(
             title="zeroed where a window begins",
-            source=_loop("if i % accum_steps == 0:\n    optimizer.zero_grad()\n", _MICRO, after=""),
+            source=_loop("if i % accum_steps == 0:\n    optimizer.zero_grad()\n", _LAST, after=""),
         ),
         Example(
             title="a loop over the micro-batches within each iteration",
@@ -68,8 +71,12 @@ scaler.update()
             source=_loop("optimizer.zero_grad()\n", "if i % 2 == 0:\n", after="").replace(" / accum_steps", ""),
         ),
         Example(
+            title="batches that fill no window are left out",
+            source=_loop("if i >= num_windows * accum_steps:\n    continue\n", _MICRO),
+        ),
+        Example(
             title="another optimizer's gradients",
-            source=_loop("critic_optimizer.zero_grad()\n", _MICRO),
+            source=_loop("critic_optimizer.zero_grad()\n", _LAST),
         ),
     ),
 )
@@ -86,7 +93,8 @@ def check(file: SourceFile) -> Iterator[Finding]:
         if any(event.callee is not None for event in events) or len(steps) == 0:
             continue
         if all(_is_under(file, event, loop, number) for event in steps):
-            yield from _zeroed(file, loop, number, events, {event.optimizer for event in steps})
+            zeroed = list(_zeroed(file, loop, number, events, {event.optimizer for event in steps}))
+            yield from zeroed or _tail(file, loop, number, steps)
         elif _is_divided(file, loop, number) and not _mentions(file, loop, number):
             message = f"the loss is divided by {number}, but the optimizer steps in every iteration"
             yield file.finding(INFO, steps[0].node, message)
@@ -125,6 +133,37 @@ def _zeroed(
                 continue
             message = f"{event.optimizer}.zero_grad() in every batch throws away what {number} batches should add up"
             yield file.finding(INFO, event.node, message)
+
+
+def _tail(file: SourceFile, loop: Loop, number: str, steps: list[Event]) -> Iterator[Finding]:
+    """The last window of an epoch, where nothing steps it: the condition counts batches and forgets the last."""
+    branch = file.loops.micro(loop)
+    if branch is None or not isinstance(loop, ast.For) or not _counts_batches(loop, branch.test, number):
+        return
+    if any(file.tree.loops(jump)[:1] == [loop] for jump in file.tree.inside(loop, ast.Continue, ast.Break)):
+        return  # it may leave the incomplete window out on purpose
+    function = file.tree.function(loop)
+    root = function if function is not None else file.tree.root
+    later = [event for event in file.flow.events_in(root) if event.node.lineno > (loop.end_lineno or loop.lineno)]
+    names = {event.optimizer for event in steps}
+    if any(event.act in {Act.STEP, Act.CALL} and event.optimizer in {*names, None} for event in later):
+        return
+    message = f"the last batches of an epoch are not stepped where {number} does not divide their number"
+    yield file.finding(INFO, branch.test, message, severity=Severity.INFO)
+
+
+def _counts_batches(loop: ast.For, test: ast.expr, number: str) -> bool:
+    """Whether a condition is ``(i + 1) % number == 0`` alone, with ``i`` counting the batches of this loop."""
+    match loop.iter, loop.target, test:
+        case (
+            ast.Call(func=ast.Name(id="enumerate")),
+            ast.Tuple(elts=[ast.Name(id=counter), *_]),
+            ast.Compare(left=ast.BinOp(left=left, op=ast.Mod(), right=right), ops=[ast.Eq()]),
+        ):
+            names = {node.id for node in ast.walk(left) if isinstance(node, ast.Name)}
+            return names == {counter} and dotted(right) == number
+        case _:
+            return False
 
 
 def _is_divided(file: SourceFile, loop: Loop, number: str) -> bool:
