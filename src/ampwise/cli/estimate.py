@@ -3,12 +3,15 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from ampwise._base.errors import UsageError
+from ampwise._base.files import check_writable, write_atomically
 from ampwise._base.suggest import not_one_of
+from ampwise._base.text import inert_line
 from ampwise._base.units import parse_bytes, parse_count
 from ampwise.cli.options import module_option, target_of
 from ampwise.cli.scripts import check_script, progress_bar
@@ -64,6 +67,7 @@ class _Device:
 @click.option("--precision", default="fp32", show_default=True, metavar="NAMES", help="One, or several with commas.")
 @click.option("--device", metavar="GPU", help="The GPU to fit: a100-40gb, t4, rtx-4090, ...")
 @click.option("--memory", metavar="SIZE", help="Or its memory: 24GB.")
+@click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write one self-contained HTML file.")
 @module_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT] [ARGUMENTS]...")
@@ -85,6 +89,8 @@ def command(words: tuple[str, ...], **options: Any) -> int:
         raise UsageError("give either a script or the model's size: ampwise estimate train.py, or --params 7e9")
     device = _device(options["device"], options["memory"])
     names = _names(options["precision"])
+    if options["report"] is not None:
+        check_writable(options["report"])
     if words:
         target = target_of(words, is_module=options["is_module"])
         status = check_script(target, verb="estimate")
@@ -95,6 +101,8 @@ def command(words: tuple[str, ...], **options: Any) -> int:
         sizes = _sizes(options)
         estimates = [estimate_by_thumb(sizes, precision=name, capacity_bytes=device.capacity_bytes) for name in names]
     _print(estimates, device=device.name, as_json=options["as_json"])
+    if options["report"] is not None:
+        _write(options["report"], estimates, device=device.name, command=words)
     return int(all(one.fits is False for one in estimates))
 
 
@@ -152,6 +160,13 @@ def _of_script(target: Target, device: _Device, names: list[str]) -> list[Estima
             on_start=lambda name: show(f"imagining {name}", names.index(name), len(names)),
         )
     return [replace(one, capacity_bytes=device.capacity_bytes) for one in made]
+
+
+def _write(page: Path, estimates: list[Estimate], *, device: str | None, command: tuple[str, ...]) -> None:
+    from ampwise.report.estimate_page import render_estimates_html
+
+    write_atomically(page, render_estimates_html(estimates, device=device, command=command))
+    click.echo(f"report: {inert_line(str(page), max_length=1000)}", err=True)
 
 
 def _print(estimates: list[Estimate], *, device: str | None, as_json: bool) -> None:

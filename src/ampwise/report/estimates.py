@@ -24,6 +24,7 @@ _PLURALS: Final = {
     MemoryCategory.TEMPORARY: "temporaries",
     MemoryCategory.WORKSPACE: "workspaces",
 }
+_ALLOCATED: Final = "allocated"
 _FITS: Final = {True: "green", False: "red", None: ""}
 
 
@@ -38,8 +39,8 @@ def render_estimates(estimates: Sequence[Estimate], console: Console, *, device:
     for estimate in estimates:
         console.print(Text(verdict(estimate, device=device), style=_FITS[estimate.fits]))
     console.print(_table(estimates))
-    for line in _assumptions(estimates):
-        console.print(Text(line, style="dim"))
+    for line in assumptions(estimates):
+        console.print(Text(f"- {line}", style="dim"))
 
 
 def verdict(estimate: Estimate, *, device: str | None = None) -> str:
@@ -77,30 +78,39 @@ def _table(estimates: Sequence[Estimate]) -> Table:
     table.add_column("")
     for estimate in estimates:
         table.add_column(Text(estimate.precision), justify="right")
+    rows = list(table_rows(estimates))
+    num_parts = next(place for place, row in enumerate(rows) if row[0] == _ALLOCATED)
+    for place, row in enumerate(rows):
+        if place == num_parts:
+            table.add_section()
+        table.add_row(*row)
+    return table
+
+
+def table_rows(estimates: Sequence[Estimate]) -> Iterator[tuple[str, ...]]:
+    """A row for each category that any prediction has bytes in, then what they come to; a column a prediction."""
     sizes_of = [{part.category: part.bytes for part in estimate.categories} for estimate in estimates]
     for category in MemoryCategory:
         if any(sizes.get(category) for sizes in sizes_of):
-            table.add_row(_PLURALS.get(category, category.value), *(_size(sizes.get(category)) for sizes in sizes_of))
-    table.add_section()
-    table.add_row("allocated", *(_size(one.allocated_bytes) for one in estimates))
+            yield _PLURALS.get(category, category.value), *(_size(sizes.get(category)) for sizes in sizes_of)
+    yield _ALLOCATED, *(_size(one.allocated_bytes) for one in estimates)
     for name, sizes in (
         ("reserved", [one.reserved_bytes for one in estimates]),
         ("CUDA context", [one.context_bytes for one in estimates]),
         ("device holds", [one.capacity_bytes for one in estimates]),
     ):
         if any(size is not None for size in sizes):
-            table.add_row(name, *(_size(size) for size in sizes))
-    return table
+            yield name, *(_size(size) for size in sizes)
 
 
 def _size(num_bytes: int | None) -> str:
     return NOTHING if num_bytes is None else format_bytes(num_bytes)
 
 
-def _assumptions(estimates: Sequence[Estimate]) -> Iterator[str]:
-    """Each once, with the place where it was made first."""
+def assumptions(estimates: Sequence[Estimate]) -> Iterator[str]:
+    """What was assumed: each once, with the place where it was made first."""
     said: dict[str, str] = {}
     for text in (text for estimate in estimates for text in estimate.assumptions):
         said.setdefault(text.partition(" (first at ")[0], text)
     for text in said.values():
-        yield f"- {inert_line(text, max_length=500)}"
+        yield inert_line(text, max_length=500)
