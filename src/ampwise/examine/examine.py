@@ -10,7 +10,7 @@ from ampwise._base.errors import CannotRunError
 from ampwise.examine.passes import Pass, follow_ups, is_faulty, rescue, watched
 from ampwise.records.environment import Environment
 from ampwise.records.recording import Recording
-from ampwise.records.run import Role, RunEnd, RunRecord
+from ampwise.records.run import OWN_REFUSAL, Role, RunEnd, RunRecord
 from ampwise.runner.bootstrap import own_environment
 from ampwise.runner.changes import ChangeWatch
 from ampwise.runner.child import run_child
@@ -62,13 +62,12 @@ def examine(
         describe: Says where the runs took place, once they have.
 
     Raises:
-        CannotRunError: the script makes no training step, and says not why.
+        CannotRunError: the script makes no training step, and says not why; or ampwise cannot do what was asked.
     """
     tell = on_progress or _ignore
     changes = ChangeWatch(str(Path.cwd()), scratch=spec.scratch) if spec.scratch is not None else None
     runs = [_made(target, watched(spec), tell, run)]
-    if runs[0].end is RunEnd.NO_STEPS:
-        raise CannotRunError(NO_STEP_FOUND)
+    _refuse(runs[0])
     runs += [_made(target, one, tell, run) for one in follow_ups(runs[0], spec)]
     traced = next((one for one in runs if one.role is Role.TRACED), None)
     last = rescue(traced, spec) if traced is not None and is_faulty(runs[0]) else None
@@ -81,6 +80,14 @@ def examine(
         runs=tuple(runs),
         notes=changes.notes() if changes is not None else (),
     )
+
+
+def _refuse(record: RunRecord) -> None:
+    """A run that says nothing of the script's training is not diagnosed."""
+    if record.end is RunEnd.NO_STEPS:
+        raise CannotRunError(NO_STEP_FOUND)
+    if record.failure is not None and record.failure.kind == OWN_REFUSAL:
+        raise CannotRunError(record.failure.message)
 
 
 def _made(target: Target, one: Pass, tell: Callable[[Progress], None], run: Runner) -> RunRecord:

@@ -7,6 +7,7 @@ from typing import Final
 
 from ampwise.plan.plan import Plan, Rule
 from ampwise.plan.writing import to_toml
+from ampwise.records.crash_kind import CrashKind, crash_kind, may_be_numeric
 from ampwise.records.run import Role, RunRecord, StepRecord
 from ampwise.runner.instruments import ROWS
 from ampwise.runner.spec import Amp, LaunchSpec
@@ -35,14 +36,18 @@ def follow_ups(record: RunRecord, spec: LaunchSpec) -> Iterator[Pass]:
     """The runs that a watched run's record asks for.
 
     A run in low precision is always made again in fp32: that shows what precision gained, and which faults it has no
-    part in. One with a fault is traced, in fp32 too, and made again without its loss scale if it had one.
+    part in. One with a fault is traced, in fp32 too, and made again without its loss scale if it had one; a crash
+    whose words tell that no number is to blame is only made again in fp32, and one before any training not at all.
 
     Args:
         record: Of the watched run.
         spec: What the watched run was told, but for its instruments.
     """
     plain = replace(spec, instruments=())
-    if is_faulty(record):
+    if has_not_started(record):
+        return
+    is_traced = is_faulty(record) and (record.failure is None or may_be_numeric(record.failure))
+    if is_traced:
         yield Pass(role=Role.TRACED, spec=replace(spec, instruments=_TRACER, stop_after=_last_step(record, spec)))
         if record.final_scale is not None:
             yield Pass(role=Role.UNSCALED, spec=replace(plain, amp=Amp.UNSCALED))
@@ -78,6 +83,12 @@ def is_faulty(record: RunRecord) -> bool:
         or any(step.loss is not None and not math.isfinite(step.loss) for step in record.steps)
         or longest_skips(record.steps) >= _SKIPS_IN_A_ROW
     )
+
+
+def has_not_started(record: RunRecord) -> bool:
+    """Whether the script ended before any training for a reason that every further run has too."""
+    failure = record.failure
+    return failure is not None and crash_kind(failure) is CrashKind.NOT_STARTED
 
 
 def longest_skips(steps: Iterable[StepRecord]) -> int:

@@ -40,7 +40,7 @@ def read_crash(error: BaseException, *, names: ModuleNames | None = None) -> Cra
     shown = [place for place in places if not _is_passed_on(place[0])]
     if not shown:
         return None
-    frame, instruction = shown[-1]
+    frame, instruction = _calling(shown)
     expression = expression_at(frame.f_code, instruction)
     module, path = _module_of(shown, names)
     low = list(_low_parameters(shown))
@@ -77,6 +77,14 @@ def _links(tb: TracebackType | None) -> Iterator[TracebackType]:
 
 def _is_passed_on(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith(_PASSED_ON)
+
+
+def _calling(places: list[_Place]) -> _Place:
+    """The call that raised: where a library raises by itself, the script's own call of it."""
+    frame, instruction = places[-1]
+    if expression_at(frame.f_code, instruction).startswith(("raise ", "assert ")):
+        return next((one for one in reversed(places) if is_users_file(one[0].f_code.co_filename)), places[-1])
+    return places[-1]
 
 
 def _site(places: list[_Place], path: str | None, op: str | None) -> Site:

@@ -75,6 +75,10 @@ class Role(StrEnum):
     """The same run with the suspected modules in fp32."""
 
 
+OWN_REFUSAL = "ampwise"
+"""The kind of a failure that is ampwise's own refusal, not the script's fault."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """Why a run failed, in the script's own words."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ampwise._base.errors import AmpwiseError
 from ampwise.observe.events import BUS
-from ampwise.records.run import Failure, RunEnd, RunRecord
+from ampwise.records.run import OWN_REFUSAL, Failure, RunEnd, RunRecord
 from ampwise.runner.choice import choose_once, own_gpu
 from ampwise.runner.failures import describe, end_of
 from ampwise.runner.imports import after_import
@@ -131,7 +131,8 @@ class Session:
 
     def _crash(self, end: ScriptEnd) -> "CrashRecord | None":
         """What the script was doing when it raised, where torch has a part in it and somebody looks."""
-        if end.error is None or isinstance(end.error, SystemExit) or self._modules is None:
+        is_raised = end.error is not None and not isinstance(end.error, SystemExit)
+        if end.error is None or not is_raised or self._modules is None or "torch" not in sys.modules:
             return None
         from ampwise.observe.crash import read_crash
 
@@ -288,5 +289,5 @@ def _failure(end: ScriptEnd) -> Failure | None:
     if (
         isinstance(end.error, AmpwiseError) and end.status == end.error.exit_status
     ):  # uncaught ones of a script end in 1
-        return Failure(kind="ampwise", message=str(end.error))
+        return Failure(kind=OWN_REFUSAL, message=str(end.error))
     return describe(end.error)
