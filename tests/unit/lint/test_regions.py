@@ -46,7 +46,8 @@ def region(parse, source):
         ),
         (
             (
-                "class T:\n    def train(self, x, amp=None):\n        with amp():\n            mark()\n    def run(self):\n"
+                "class T:\n    def train(self, x, amp=None):\n        with amp():\n            mark()\n"
+                "    def run(self):\n"
                 "        self.train(1, amp=lambda: torch.autocast('cpu'))"
             ),
             ("cpu", "torch.bfloat16", True),
