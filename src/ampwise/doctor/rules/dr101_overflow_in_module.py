@@ -28,7 +28,7 @@ import torch
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1))
 with torch.no_grad():
     model[0].weight.mul_(3e5)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-15)
 for _ in range(20):
     with torch.autocast("cpu", dtype=torch.float16):
         loss = model(torch.ones(8, 64)).float().square().mean()

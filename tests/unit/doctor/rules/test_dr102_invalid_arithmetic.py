@@ -1,0 +1,74 @@
+import pytest
+
+from ampwise.doctor.rules.dr102_invalid_arithmetic import RULE
+from ampwise.plan.file import parse_plan
+from ampwise.records.nonfinite import NonFiniteKind
+from ampwise.records.run import Role
+from ampwise.records.site import Phase
+from cases import LOST, case, fp32, of, operand, origin, run, seen
+
+LOG1P = origin("aten.log1p", operand(-1.0, -0.5, dtype="bf16"), output=operand(dtype="bf16", num_infinite=4))
+
+
+def test_the_saturated_probability_is_named_with_its_figures():
+    (finding,) = RULE.check(case(LOG1P))
+    assert finding.message == (
+        "aten.log1p in net.fc takes the logarithm of 1 + x where x is -1. "
+        "In bf16 every probability above 0.998047 is 1."
+    )
+    assert finding.evidence == "step 3: inputs bf16 8x4 from -1 to -0.5, its bf16 result holds 4 inf"
+    assert finding.remedy.startswith("Take logsigmoid(-x) of the logits for log1p(-sigmoid(x))")
+    plan = parse_plan(f'version = 1\ndefault = "bf16"\n{finding.plan_rule}')
+    assert plan.rules[0].module == "net.fc"
+
+
+@pytest.mark.parametrize(
+    ("one", "words"),
+    [
+        (origin("aten.log", operand(0.0, 1.0)), "takes the logarithm of a number that is not above 0"),
+        (origin("aten.rsqrt", operand(0.0, 1.0)), "divides by zero. In fp16 an epsilon below 3e-08 is zero"),
+        (origin("aten.div", operand(1.0, 2.0), operand(0.0, 2.0)), "divides by zero"),
+        (
+            origin("aten.div", operand(0.0, 2.0), operand(0.0, 2.0), kind=NonFiniteKind.NAN),
+            "divides zero by zero",
+        ),
+        (origin("aten.sqrt", operand(-1e-3, 2.0), kind=NonFiniteKind.NAN), "takes the root of a negative number"),
+        (origin("aten.pow", operand(0.0, 2.0), scalars=(-1.0,)), "divides by zero"),
+        (origin("aten.acos", operand(-1.0, 1.01), kind=NonFiniteKind.NAN), "leaves the range that it is defined on"),
+    ],
+    ids=lambda value: value.site.op if hasattr(value, "site") else None,
+)
+def test_each_operation_says_what_it_was_given(one, words):
+    (finding,) = RULE.check(case(one))
+    assert words in finding.message
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        origin("aten.div", operand(1.0, 6e4), operand(1e-4, 1.0)),
+        origin("aten.pow", operand(1.0, 700.0), scalars=(2.0,)),
+        origin("aten.mm", operand(-8.0, 8.0), operand(-1.0, 1.0)),
+        origin("aten.log", operand(0.0, 1.0), phase=Phase.BACKWARD),
+        origin("aten.log"),
+    ],
+    ids=["large quotient", "large square", "product", "backward", "no inputs"],
+)
+def test_what_only_overflows_is_left_to_others(one):
+    assert list(RULE.check(case(one))) == []
+
+
+def test_fp32_fails_too_and_so_no_rule_is_offered():
+    bad = fp32(losses=LOST, origins=[LOG1P])
+    (finding,) = RULE.check(case(LOG1P, reruns=[bad]))
+    assert finding.plan_rule is None
+    assert "The same run in fp32 fails too at aten.log1p in net.fc, so precision cannot fix it." in finding.remedy
+
+
+def test_without_a_trace_it_is_silent():
+    assert list(RULE.check(of(run()))) == []
+
+
+def test_a_trace_that_saw_nothing_leaves_the_word_to_the_watched_run():
+    traced = run(role=Role.TRACED, nonfinite=seen())
+    assert len(list(RULE.check(case(LOG1P, reruns=[traced])))) == 1

@@ -1,0 +1,66 @@
+import pytest
+
+from ampwise.doctor.rules.dr104_nan_in_backward import RULE
+from ampwise.records.nonfinite import FoundBy, NonFiniteKind
+from ampwise.records.site import Phase
+from cases import GOOD, case, of, operand, origin, run
+
+ZERO = operand(0.0, 0.0, dtype="fp32")
+ROOT = origin(
+    "aten.div",
+    operand(0.1, 0.1, dtype="fp32"),
+    ZERO,
+    output=operand(dtype="fp32", num_infinite=8),
+    phase=Phase.BACKWARD,
+    forward_op="aten.sqrt",
+)
+
+
+def test_the_forward_operator_and_what_to_write_are_told():
+    (finding,) = RULE.check(case(ROOT))
+    assert finding.message == (
+        "aten.div in net.fc makes a gradient infinite, in the gradient of aten.sqrt, of finite numbers."
+    )
+    assert finding.remedy.startswith("The root's slope at 0 is infinite: write (x + eps).sqrt()")
+    assert "fp32 8x4 from 0 to 0" in finding.evidence
+    assert finding.site is not None
+    assert finding.site.where == "train.py:7"
+
+
+def test_a_fault_of_the_forward_pass_says_it_all():
+    forward = origin("aten.sqrt", operand(-1.0, 1.0), kind=NonFiniteKind.NAN)
+    assert list(RULE.check(case(forward, ROOT))) == []
+
+
+def test_a_gradient_beyond_fp16_without_a_scale_is_told():
+    mm = origin("aten.mm", operand(-9e3, 9e3), phase=Phase.BACKWARD, forward_op="aten.mm")
+    (finding,) = RULE.check(case(mm))
+    assert finding.remedy.startswith("The gradient leaves fp16")
+    assert finding.plan_rule is not None
+
+
+@pytest.mark.parametrize("losses", [GOOD, [float("nan")] * 20], ids=["settled", "lost"])
+def test_a_scaled_gradient_beyond_fp16_is_what_the_scale_is_for(losses):
+    mm = origin("aten.mm", operand(-9e3, 9e3), phase=Phase.BACKWARD, forward_op="aten.mm")
+    watched = run(losses=losses, scale=65536.0, skipped=(0, 1))
+    assert list(RULE.check(case(mm, watched=watched))) == []
+
+
+def test_nan_that_stays_under_a_scale_is_told():
+    watched = run(losses=GOOD, scale=65536.0, skipped=range(8))
+    output = operand(dtype="fp32", num_nan=8)
+    nan = origin("aten.div", ZERO, ZERO, output=output, phase=Phase.BACKWARD, kind=NonFiniteKind.NAN)
+    (finding,) = RULE.check(case(nan, watched=watched))
+    assert "makes a gradient NaN" in finding.message
+
+
+def test_what_only_the_guard_saw_is_likely_and_told_once():
+    guard = origin(None, output=None, phase=Phase.BACKWARD, found_by=FoundBy.GUARD, parameter="net.fc.weight")
+    (finding,) = RULE.check(case(guard))
+    assert finding.message.startswith("The gradient of net.fc.weight is not finite")
+    assert finding.confidence.value == "likely"
+    assert len(list(RULE.check(case(ROOT, guard)))) == 1
+
+
+def test_without_a_trace_it_is_silent():
+    assert list(RULE.check(of(run()))) == []

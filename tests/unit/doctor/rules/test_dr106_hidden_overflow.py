@@ -1,0 +1,40 @@
+import pytest
+
+from ampwise.doctor.rules.dr106_hidden_overflow import RULE
+from ampwise.records.finding import Severity
+from ampwise.records.site import Phase, Site
+from cases import GOOD, against_fp32, case, error, of, operand, origin, run
+
+RSQRT = Site(phase=Phase.FORWARD, module="net.norm", op="aten.rsqrt")
+SQUARE = origin("aten.pow", operand(484.0, 620.0), module="net.norm", vanished=RSQRT, scalars=(2.0,))
+
+
+def test_both_operators_and_the_error_against_fp32_are_told():
+    compared = run(losses=GOOD, against_fp32=against_fp32(error("net.norm", 1.0)))
+    (finding,) = RULE.check(case(SQUARE, watched=compared))
+    assert finding.message == (
+        "The result of aten.pow in net.norm overflows fp16, and aten.rsqrt in net.norm makes finite numbers of the "
+        "infinities: the loss stays finite, the result is wrong."
+    )
+    assert finding.evidence == (
+        "step 3: inputs fp16 8x4 from 484 to 620, its fp16 result holds 12 inf; the module's output is 100% of its "
+        "size away from fp32's"
+    )
+    assert finding.severity is Severity.ERROR
+    assert 'module = "net.norm"' in (finding.plan_rule or "")
+
+
+@pytest.mark.parametrize(("relative", "severity"), [(0.001, Severity.INFO), (0.4, Severity.ERROR)])
+def test_the_exponential_of_a_hand_written_sigmoid_is_harmless_unless_fp32_differs(relative, severity):
+    sigmoid = origin("aten.exp", operand(-30.0, 12.0), module="net.gate", vanished=RSQRT)
+    compared = run(losses=GOOD, against_fp32=against_fp32(error("net.gate", relative)))
+    (finding,) = RULE.check(case(sigmoid, watched=compared))
+    assert finding.severity is severity
+
+
+def test_what_shows_in_the_loss_is_left_to_others():
+    assert list(RULE.check(case(origin("aten.pow", operand(484.0, 620.0))))) == []
+
+
+def test_without_a_trace_it_is_silent():
+    assert list(RULE.check(of(run()))) == []
