@@ -6,21 +6,17 @@ from collections.abc import Iterable, Iterator
 
 from ampwise._base.text import inert_line
 from ampwise.plan.diff import PlanDiff
+from ampwise.plan.footprint import footprint
 from ampwise.plan.operators import cast_lists
-from ampwise.plan.plan import Lists, Plan, Rule, Updates
+from ampwise.plan.plan import Lists, Plan, Rule
 from ampwise.plan.presets import Preset
-
-_UPDATES = {
-    Updates.NEAREST: "updates rounded to nearest",
-    Updates.STOCHASTIC: "updates rounded by chance",
-    Updates.MASTER: "updated by way of fp32 master weights",
-}
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
     """A plan: its own formats, its lists, and its rules with their reasons."""
     yield from _row("default", _default(plan))
     yield from _row("parameters", _parameters(plan))
+    yield from _row("memory", footprint(plan).words())
     yield from _row("lists", _lists(plan))
     if not plan.rules:
         yield from _row("rules", "none")
@@ -65,7 +61,7 @@ def _default(plan: Plan) -> str:
 
 def _parameters(plan: Plan) -> str:
     low = plan.parameters not in {"fp32", "fp64", "tf32"}
-    return f"{plan.parameters}, {_UPDATES[plan.updates]}" if low else plan.parameters
+    return f"{plan.parameters}, {plan.updates.words}" if low else plan.parameters
 
 
 def _lists(plan: Plan) -> str:

@@ -108,7 +108,7 @@ def _stochastic(wide: Tensor, format_: FloatFormat, *, saturate: bool, generator
 
 
 def _stochastic_bf16(wide: Tensor, generator: torch.Generator | None) -> Tensor:
-    """bf16 is fp32 without its last 16 bits: a random number below 2**16 added to them carries with the right chance."""
+    """bf16 is fp32 without its last 16 bits: a random number below 2**16 added to them carries by the right chance."""
     chance = torch.randint(1 << 16, wide.shape, generator=generator, device=wide.device, dtype=torch.int32)
     rounded = (chance.add_(wide.view(torch.int32)) & -(1 << 16)).view(torch.float32)
     # neither the range nor a NaN is a matter of chance

@@ -32,6 +32,16 @@ class Updates(StrEnum):
     MASTER = "master"
     """Added to fp32 master weights, which the parameters are rounded from."""
 
+    @property
+    def words(self) -> str:
+        """For a person, behind the parameters' format."""
+        how = {
+            Updates.NEAREST: "rounded to nearest",
+            Updates.STOCHASTIC: "rounded by chance",
+            Updates.MASTER: "made on fp32 master weights",
+        }
+        return f"updates {how[self]}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:

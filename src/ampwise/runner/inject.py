@@ -191,8 +191,7 @@ class _Effect:
         low = LowParameters(plan)
         self._stack.callback(low.stop)
         low.start()
-        how = {"nearest": "rounded to nearest", "stochastic": "rounded by chance", "master": "by fp32 master weights"}
-        self._injected.note(f"plan: parameters are kept in {plan.parameters}, updated {how[plan.updates]}")
+        self._injected.note(f"plan: parameters are kept in {plan.parameters}, {plan.updates.words}")
 
     def _start_rules(self, plan: "Plan", device_type: str) -> None:
         from ampwise.runner.plan_rules import PlanRules

@@ -44,7 +44,9 @@ def test_show_says_all_that_the_plan_says(plan):
     assert ran("show", plan).output.splitlines() == [
         "plan.toml",
         "  default     fp16, gradients in bf16; results of the model in fp32",
-        "  parameters  bf16, updated by way of fp32 master weights",
+        "  parameters  bf16, updates made on fp32 master weights",
+        "  memory      16 bytes a parameter with AdamW: weight 2, gradient 2, master 4,",
+        "              state 8",
         "  lists       CUDA's on every device, of the installed torch: not pinned (torch",
         '              = "2.13" pins them)',
         "  rules       the last that holds at a place decides there",
