@@ -13,7 +13,7 @@ from ampwise._base.errors import UsageError
 from ampwise._base.files import write_atomically
 from ampwise._base.text import inert_line
 from ampwise.cli.exits import INTERRUPTED, say
-from ampwise.cli.options import lists_option, malloc_option, module_option, script_words, target_of
+from ampwise.cli.options import lists_option, malloc_option, module_option, nvtx_option, script_words, target_of
 from ampwise.cli.scripts import check_device, check_files, check_script, progress_bar, remove_empty
 from ampwise.cli.unwind import signals_unwind
 from ampwise.records.files import save_recording
@@ -52,6 +52,7 @@ _SAYING: Final = {
 @lists_option
 @malloc_option("CPU allocator of the runs: tuned, system, or auto.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the text.")
+@nvtx_option
 @script_words
 def command(words: tuple[str, ...], **options: Any) -> int:
     """Run a training script under instruments and say what is wrong, where, and what to do.
@@ -84,6 +85,7 @@ def _spec(options: Mapping[str, Any]) -> LaunchSpec:
         lists=Lists(options["lists"]),
         malloc=Malloc(options["malloc"]),
         device=options["device"],
+        nvtx=options["nvtx"],
         stop_after=options["steps"],
     )
 

@@ -18,7 +18,15 @@ import click
 from ampwise._base.errors import AmpwiseError, CannotRunError, UsageError
 from ampwise._base.text import inert_line
 from ampwise.cli.exits import INTERRUPTED, USAGE, has_syntax_error, say
-from ampwise.cli.options import lists_option, malloc_option, misplaced, module_option, script_words, target_of
+from ampwise.cli.options import (
+    lists_option,
+    malloc_option,
+    misplaced,
+    module_option,
+    nvtx_option,
+    script_words,
+    target_of,
+)
 from ampwise.emulate.recipes import get_recipe
 from ampwise.plan.find import find_plan
 from ampwise.records.files import to_plain
@@ -112,6 +120,7 @@ class _Voice:
 @click.option("--device", metavar="DEVICE", help="cpu, cuda:1, ...: the current device of the run.")
 @lists_option
 @malloc_option("CPU allocator: keep large tensors between steps (tuned), as it is (system), or auto.")
+@nvtx_option
 @click.option("--show-code", is_flag=True, help="Print the plain torch.amp code that would do the same; run nothing.")
 @click.option("--summary/--no-summary", default=True, help="Print the closing summary to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; the script's stdout goes to stderr.")
@@ -174,6 +183,7 @@ def _plain_spec(options: Mapping[str, Any]) -> LaunchSpec:
         lists=Lists(options["lists"]),
         malloc=Malloc(options["malloc"]),
         device=device,
+        nvtx=options["nvtx"],
         summary=options["summary"] and own_environment().get("RANK", "0") == "0",
     )
 

@@ -195,6 +195,8 @@ class Session:
             if self._choice.emulated:
                 self._notes.append(_EMULATED.format(self._choice.precision))
             self._add_instruments()
+        if spec.nvtx:
+            self._mark_ranges()
         if spec.compile:
             from ampwise.runner.compiling import compile_outermost
 
@@ -221,6 +223,13 @@ class Session:
 
             self._modules = ModuleStack()
             self._instruments = enter_instruments(BUS, self.spec, self._stack, modules=self._modules)
+
+    def _mark_ranges(self) -> None:
+        from ampwise.instruments.nvtx import NvtxMarks, nsys_command
+
+        self._stack.enter_context(NvtxMarks(BUS, names=self._modules.names if self._modules else None))
+        if self.command:
+            self._notes.append(f"steps and modules are marked for Nsight Systems; {nsys_command(self.command)}")
 
     def _follow_forks(self) -> None:
         """A process that multiprocessing forks inherits all of this; it counts for itself and reports at its end."""

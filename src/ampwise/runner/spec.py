@@ -50,6 +50,8 @@ class LaunchSpec:
     """Index of the step whose storages are counted."""
     instruments: tuple[str, ...] = ()
     """What else the run is watched with, by the names of ``runner/instruments``; each fills its part of the record."""
+    nvtx: bool = False
+    """Mark steps and modules for Nsight."""
     scratch: str | None = None
     """Folder to which what the script saves is redirected; None leaves its files to it."""
     record: str | None = None
