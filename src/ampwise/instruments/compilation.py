@@ -1,21 +1,33 @@
 """Writes down what torch.compile made of a script, and the lines at which its graphs broke."""
 
 from collections import Counter
+from contextlib import ExitStack
 from typing import Self
 
 from ampwise.compat.compilation import Break, CompilerAccounts, compiler_accounts
+from ampwise.observe.events import EventBus, StepOutcome
 from ampwise.observe.frames import Line, is_users_file
 from ampwise.records.compilation import CompileRecord, GraphBreak
 
 
 class CompileWatch:
-    """Reads the compiler's own accounts when it is asked for its record; costs nothing until then."""
+    """Reads the compiler's own accounts after each step, while entered: a reset of the compiler empties them.
+
+    Args:
+        bus: Where the loop's events are published.
+    """
+
+    def __init__(self, bus: EventBus) -> None:
+        self._bus = bus
+        self._undo = ExitStack()
+        self._breaks: tuple[Break, ...] = ()
 
     def __enter__(self) -> Self:
+        self._undo.callback(self._bus.subscribe(StepOutcome, self._on_step))
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Nothing was changed."""
+        self._undo.close()
 
     @property
     def slowed_steps(self) -> frozenset[int]:
@@ -24,8 +36,19 @@ class CompileWatch:
 
     def record(self) -> CompileRecord | None:
         """What was compiled so far; None where nothing was."""
-        accounts = compiler_accounts()
+        accounts = self._read()
         return _record(accounts) if accounts is not None and (accounts.num_frames or accounts.num_graphs) else None
+
+    def _on_step(self, _: StepOutcome) -> None:
+        self._read()
+
+    def _read(self) -> CompilerAccounts | None:
+        accounts = compiler_accounts()
+        if accounts is None:
+            return None
+        if len(accounts.breaks) > len(self._breaks):
+            self._breaks = accounts.breaks
+        return accounts._replace(breaks=self._breaks)
 
 
 def _record(accounts: CompilerAccounts) -> CompileRecord:

@@ -105,10 +105,10 @@ def _against_fp32(bus: EventBus, _: LaunchSpec, stack: ModuleStack) -> Instrumen
     return AgainstFp32(bus, low=nullcontext, high=in_fp32, step=8, names=stack.names)
 
 
-def _compilation(_: EventBus, __: LaunchSpec, ___: ModuleStack) -> Instrument:
+def _compilation(bus: EventBus, _: LaunchSpec, __: ModuleStack) -> Instrument:
     from ampwise.instruments.compilation import CompileWatch
 
-    return CompileWatch()
+    return CompileWatch(bus)
 
 
 def _usage(bus: EventBus, _: LaunchSpec, __: ModuleStack) -> Instrument:

@@ -5,6 +5,7 @@ import pytest
 from ampwise.compat.compilation import Break, CompilerAccounts, compiler_accounts
 from ampwise.instruments import compilation
 from ampwise.instruments.compilation import CompileWatch
+from ampwise.observe.events import EventBus, StepOutcome
 from ampwise.records.compilation import GraphBreak
 
 SCRIPT = str(Path(__file__).with_name("train_of_users.py"))
@@ -12,7 +13,7 @@ SCRIPT = str(Path(__file__).with_name("train_of_users.py"))
 
 def record(monkeypatch, accounts):
     monkeypatch.setattr(compilation, "compiler_accounts", lambda: accounts)
-    with CompileWatch() as watch:
+    with CompileWatch(EventBus()) as watch:
         assert watch.slowed_steps == frozenset()
     return watch.record()
 
@@ -32,6 +33,16 @@ def test_breaks_are_counted_at_the_users_innermost_line(monkeypatch):
     assert (item.reason, item.count, item.line) == ("Tensor.item() in a graph", 2, 7)
     assert item.file.endswith("train_of_users.py")
     assert other == GraphBreak(reason="print", count=1)
+
+
+def test_breaks_are_kept_when_the_compiler_is_reset(monkeypatch):
+    accounts = CompilerAccounts(num_graphs=2, num_frames=1, num_frames_done=1, breaks=(Break("print", ()),))
+    monkeypatch.setattr(compilation, "compiler_accounts", lambda: accounts)
+    bus = EventBus()
+    with CompileWatch(bus) as watch:
+        bus.publish(StepOutcome(optimizer=None))
+        monkeypatch.setattr(compilation, "compiler_accounts", lambda: accounts._replace(breaks=()))
+    assert [one.reason for one in watch.record().breaks] == ["print"]
 
 
 @pytest.mark.parametrize("accounts", [None, CompilerAccounts(0, 0, 0, ())])

@@ -58,7 +58,7 @@ def check(case: Case) -> Iterator[Finding]:
         yield _finding(
             f"This CPU ({inert_line(case.recording.environment.device_name)}) computes these products slower in "
             f"{format_} than in fp32.",
-            f"{cost.words}: {1 / cost.gain:.3g} times as long; "
+            f"{cost.words}: {1 / cost.best_gain:.3g} times as long without what watching took; "
             f"{kernels.product_ms / kernels.work_ms:.0%} of it in matrix products",
             "Train in fp32 here (`ampwise run --precision fp32`), or in what `ampwise info` calls fast on this CPU.",
         )
@@ -67,7 +67,7 @@ def check(case: Case) -> Iterator[Finding]:
 def is_slow_on_cpu(case: Case, kernels: KernelRecord, cost: StepCost) -> bool:
     """Whether a CPU lost time, and lost it in the products, not in the casts for them."""
     is_in_products = kernels.product_ms > 0.5 * kernels.work_ms and (cast_share(case.run) or 0.0) < _CASTS
-    return cost.gain < _SLOWER and is_in_products
+    return cost.best_gain < _SLOWER and is_in_products
 
 
 def _on_gpu(gpu: Gpu, format_: str, cost: StepCost | None) -> Finding:

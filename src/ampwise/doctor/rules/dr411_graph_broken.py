@@ -62,7 +62,7 @@ def check(case: Case) -> Iterator[Finding]:
         return
     for one in seen.breaks:
         yield _finding(
-            f"torch.compile breaks its graph here: {inert_line(one.reason, max_length=160)}",
+            f"torch.compile breaks its graph here: {_words(one)}",
             f"{one.count} break{'s' * (one.count != 1)} at this line; {_figures(seen)}",
             site=_site(one),
         )
@@ -93,6 +93,12 @@ def _finding(message: str, evidence: str, *, site: Site | None = None, remedy: s
         evidence=evidence,
         remedy=remedy,
     )
+
+
+def _words(one: GraphBreak) -> str:
+    if one.reason.startswith("generic_jump"):
+        return "a branch depends on a tensor's numbers."
+    return inert_line(one.reason, max_length=160)
 
 
 def _site(one: GraphBreak) -> Site | None:

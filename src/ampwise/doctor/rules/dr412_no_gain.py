@@ -53,13 +53,13 @@ class _Cause(NamedTuple):
 def check(case: Case) -> Iterator[Finding]:
     """A step that is hardly faster than in fp32; what the hardware is to blame for is DR401's."""
     format_, cost, kernels = low_format(case), step_cost(case), case.run.kernels
-    if format_ is None or cost is None or kernels is None or cost.gain >= _GAIN:
+    if format_ is None or cost is None or kernels is None or cost.best_gain >= _GAIN:
         return
     if cost.is_cpu_time and is_slow_on_cpu(case, kernels, cost):
         return
     causes = sorted(_causes(case, kernels), reverse=True)
-    is_loss = cost.gain < _LOSS
-    verb = f"is slower than fp32, {1 / cost.gain:.2f} times as long" if is_loss else "gains no time over fp32"
+    is_loss = cost.best_gain < _LOSS
+    verb = f"is slower than fp32, {1 / cost.best_gain:.2f} times as long" if is_loss else "gains no time over fp32"
     yield Finding(
         rule=INFO.id,
         severity=Severity.WARNING if is_loss else INFO.severity,
