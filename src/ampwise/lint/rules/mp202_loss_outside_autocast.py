@@ -77,13 +77,6 @@ INFO = RuleInfo(
         loss = loss_fn(out, y)
 """
             + _STEP,
-            fixed=_HEAD.replace("loader):", "loader, loss_fn):")
-            + """
-        if out.shape != y.shape:
-            out = F.interpolate(input=out, size=y.shape)
-        loss = loss_fn(out.float(), y)
-"""
-            + _STEP,
         ),
     ),
     good=(
@@ -157,7 +150,7 @@ def check(file: SourceFile) -> Iterator[Finding]:
                     f"{loss}() is computed outside of autocast from {dotted(root)}, which autocast made half precision"
                     + ("" if is_torchs else ", unless it casts what it is given"),
                     severity=None if is_torchs else Severity.INFO,
-                    fix=fix(edit, safe=False),
+                    fix=fix(edit, safe=False) if is_torchs else None,  # another loss may be given a list
                 )
                 break
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from ampwise.lint.names import position
 from ampwise.lint.rule import Rule
-from ampwise.lint.source import SourceFile
-from ampwise.records.finding import Example, Finding, RuleInfo, Severity
+from ampwise.lint.source import SourceFile, fix
+from ampwise.records.finding import Example, Finding, Fix, Fixable, RuleInfo, Severity
 
 INFO = RuleInfo(
     id="MP405",
@@ -20,7 +20,8 @@ INFO = RuleInfo(
     remedy="Set one of them, once: torch.set_float32_matmul_precision('high').",
     evidence="Measured with torch 2.13: set_float32_matmul_precision('high'), then allow_tf32 = False, and "
     "get_float32_matmul_precision() raises; so does reading allow_tf32 after fp32_precision = 'tf32'. "
-    "pytorch#166387, pytorch#179445, transformers#42371.",
+    "pytorch#166387, pytorch#179445, transformers#42371. After set_float32_matmul_precision, called last, all agree.",
+    fixable=Fixable.UNSAFE,
     bad=(
         Example(
             source="""
@@ -28,6 +29,12 @@ import torch
 
 torch.set_float32_matmul_precision("high")
 torch.backends.cuda.matmul.allow_tf32 = False
+""",
+            fixed="""
+import torch
+
+torch.set_float32_matmul_precision("high")
+torch.set_float32_matmul_precision("highest")
 """,
         ),
         Example(
@@ -38,6 +45,12 @@ import torch
 torch.set_float32_matmul_precision("medium")
 torch.backends.cuda.matmul.allow_tf32 = True
 """,
+            fixed="""
+import torch
+
+torch.set_float32_matmul_precision("medium")
+torch.set_float32_matmul_precision("high")
+""",
         ),
         Example(
             title="the new interface after the old",
@@ -47,6 +60,12 @@ import torch
 torch.backends.cuda.matmul.allow_tf32 = True
 torch.backends.cuda.matmul.fp32_precision = "ieee"
 """,
+            fixed="""
+import torch
+
+torch.backends.cuda.matmul.allow_tf32 = True
+torch.set_float32_matmul_precision("highest")
+""",
         ),
         Example(
             title="the new interface, and a look at the old",
@@ -54,6 +73,12 @@ torch.backends.cuda.matmul.fp32_precision = "ieee"
 import torch
 
 torch.backends.cuda.matmul.fp32_precision = "tf32"
+print(torch.get_float32_matmul_precision())
+""",
+            fixed="""
+import torch
+
+torch.set_float32_matmul_precision("high")
 print(torch.get_float32_matmul_precision())
 """,
         ),
@@ -114,7 +139,8 @@ def exact():
 _SET: Final = "torch.set_float32_matmul_precision"
 _GET: Final = "torch.get_float32_matmul_precision"
 _LEGACY: Final = "torch.backends.cuda.matmul.allow_tf32"
-_NEW: Final = frozenset({"torch.backends.cuda.matmul.fp32_precision", "torch.backends.fp32_precision"})
+_MATMUL: Final = "torch.backends.cuda.matmul.fp32_precision"
+_NEW: Final = frozenset({_MATMUL, "torch.backends.fp32_precision"})
 _AGREE: Final = frozenset({
     ("high", "True"), ("highest", "True"), ("highest", "False"), ("True", "tf32"), ("False", "ieee"), ("high", "tf32"),
     ("highest", "ieee"),
@@ -142,7 +168,7 @@ def check(file: SourceFile) -> Iterator[Finding]:
             continue
         did = f"is set to {later.value} after" if later.value else "is read after"
         message = f"{_short(later.name)} {did} {_short(earlier.name)} was set to {earlier.value}: torch raises"
-        yield file.finding(INFO, later.node, message)
+        yield file.finding(INFO, later.node, message, fix=_fix(file, later if later.value else earlier))
 
 
 def _contradict(earlier: _Switch, later: _Switch, before: list[_Switch]) -> bool:
@@ -152,6 +178,19 @@ def _contradict(earlier: _Switch, later: _Switch, before: list[_Switch]) -> bool
     if later.name in {earlier.name, _SET} or earlier.name in _NEW:
         return False
     return (earlier.value, later.value) not in _AGREE
+
+
+def _fix(file: SourceFile, switch: _Switch) -> Fix | None:
+    """Say the same by set_float32_matmul_precision, which sets all the others too."""
+    precision = {"True": "high", "tf32": "high", "False": "highest", "ieee": "highest"}.get(switch.value or "")
+    statement = file.tree.statement(switch.node)
+    if switch.name not in {_LEGACY, _MATMUL} or precision is None or not isinstance(statement, ast.Assign):
+        return None
+    imported = file.edit.import_module("torch", switch.node)
+    if imported is None or len(statement.targets) != 1:
+        return None
+    name, edits = imported
+    return fix(file.edit.replace(statement, f'{name}.set_float32_matmul_precision("{precision}")'), *edits, safe=False)
 
 
 def _switches(file: SourceFile) -> Iterator[_Switch]:
