@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ampwise.compat.autocast_cache import enter_level, leave_level
 
@@ -15,11 +16,16 @@ Call = Callable[..., Any]
 
 def call_in_fp32(device_type: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call with autocast off."""
-    if torch.compiler.is_dynamo_compiling():
+    if not torch.is_autocast_enabled(device_type) and not is_dynamo_compiling():
+        return call(*args, **kwargs)
+    return call_without(device_type, call, args, kwargs)
+
+
+def call_without(device_type: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call where autocast is on with it off."""
+    if is_dynamo_compiling():
         with torch.autocast(device_type, enabled=False):
             return call(*args, **kwargs)
-    if not torch.is_autocast_enabled(device_type):
-        return call(*args, **kwargs)
     torch.set_autocast_enabled(device_type, False)
     try:
         return call(*args, **kwargs)
@@ -36,7 +42,7 @@ def call_in_low(
     kwargs: dict[str, Any],
 ) -> Any:
     """Call with autocast on in ``dtype``; ``is_cached`` keeps the casts of weights until the outermost region ends."""
-    if torch.compiler.is_dynamo_compiling():
+    if is_dynamo_compiling():
         with torch.autocast(device_type, dtype=dtype, cache_enabled=is_cached):
             return call(*args, **kwargs)
     was_on, before = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)

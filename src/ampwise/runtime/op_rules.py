@@ -12,11 +12,12 @@ from functools import cache
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ampwise.compat.functions import functions_of, without_modes, writes_in_place
 from ampwise.plan.names import spellings
-from ampwise.runtime.autocast_calls import call_in_fp32
+from ampwise.runtime.autocast_calls import call_without
 from ampwise.runtime.cast_values import LOW, cast_to, device_type_of, widened, with_gradient_in
 
 
@@ -29,6 +30,8 @@ class Formats:
     grad: str | None = None
 
 
+_UNCAST = frozenset({int, float, bool, type(None)})
+"""Arguments that nothing is cast in, and that most calls have beside their tensors."""
 Entries = frozenset[tuple[str, Formats | None]]
 """Operators by name; None shields one from the rules of the modules around: it does what autocast does."""
 
@@ -104,29 +107,31 @@ class _OpMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func not in self._formats or (kwargs and "out" in kwargs):
-            return func(*args, **(kwargs or {}))
-        if not self._is_within:
-            return self._run(func, args, kwargs or {})
-        with without_modes():
-            return self._run(func, args, kwargs or {})
-
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        formats = self._formats[func]
-        if formats is None:
+        kwargs = kwargs or {}
+        if func not in self._formats or "out" in kwargs:
             return func(*args, **kwargs)
+        formats = self._formats[func]
+        if not self._is_within:
+            return func(*args, **kwargs) if formats is None else self._run(func, formats, args, kwargs)
+        with without_modes():
+            return func(*args, **kwargs) if formats is None else self._run(func, formats, args, kwargs)
+
+    def _run(self, func: Any, formats: Formats, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # what is written to in place keeps its dtype
         dtype = args[0].dtype if func in self._in_place else formats.compute
-        device_type = device_type_of(args, kwargs) or "cpu"
-        args = tuple([cast_to(one, dtype) for one in args])
-        if kwargs:
-            kwargs = {name: cast_to(one, dtype) for name, one in kwargs.items()}
+        first = args[0] if args else None
+        is_on_cpu = type(first) is Tensor and first.is_cpu  # the short way to what device_type_of says
+        device_type = "cpu" if is_on_cpu else device_type_of(args, kwargs) or "cpu"
+        args = tuple([one if type(one) in _UNCAST else cast_to(one, dtype) for one in args])
+        for name, one in kwargs.items():
+            if type(one) not in _UNCAST:
+                kwargs = {**kwargs, name: cast_to(one, dtype)}
         if not torch.is_autocast_enabled(device_type):
             result = func(*args, **kwargs)
             if dtype in LOW and formats.output is None and func not in self._in_place:
                 result = widened(result)  # what runs in fp32 around it takes nothing else
         else:
-            result = call_in_fp32(device_type, func, args, kwargs)  # with no autocast to cast them again
+            result = call_without(device_type, func, args, kwargs)  # autocast, which would cast them again
         if formats.output is not None:
             result = cast_to(result, formats.output)
         return result if formats.grad is None else with_gradient_in(result, formats.grad)
