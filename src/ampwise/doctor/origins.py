@@ -62,7 +62,6 @@ def findings(
     for place, (origin, message, remedy) in enumerate(found[:_MAX_SHOWN], 1):
         more = found[_MAX_SHOWN:] if place == _MAX_SHOWN else ()
         others = [f"and at {len(more)} more places: {', '.join(_short(one) for one, _, _ in more[:3])}"] if more else []
-        helps = helps_in_fp32 and not fails_in_fp32(case)
         yield Finding(
             rule=info.id,
             severity=info.severity,
@@ -71,7 +70,7 @@ def findings(
             site=origin.site,
             evidence="; ".join([seen_in(origin), *what_removed_it(case), *others]),
             remedy=with_precision(case, origin.site, remedy) if helps_in_fp32 else remedy,
-            plan_rule=kept_in_fp32(origin.site, because_of(origin)) if helps else None,
+            plan_rule=kept_in_fp32(case, origin.site, because_of(origin)) if helps_in_fp32 else None,
         )
 
 
@@ -97,9 +96,12 @@ def because_of(origin: Origin) -> str:
     return f"{format_of(origin) or 'its format'} fails in {origin.site.op or 'an operator'} at step {origin.step}"
 
 
-def kept_in_fp32(site: Site, because: str) -> str | None:
-    """The rule of a plan that computes the module in fp32; None for the whole model, or where no module is known."""
-    if not site.module:
+def kept_in_fp32(case: Case, site: Site, because: str) -> str | None:
+    """The rule of a plan that computes the module in fp32.
+
+    None for the whole model, where no module is known, and where fp32 has a fault too.
+    """
+    if not site.module or fails_in_fp32(case):
         return None
     return rule_to_toml(Rule(module=site.module, compute="fp32", because=because))
 

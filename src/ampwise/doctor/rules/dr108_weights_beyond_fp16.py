@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
 from ampwise.doctor.origins import kept_in_fp32, with_precision
-from ampwise.doctor.reruns import fails_in_fp32, what_removed_it
+from ampwise.doctor.reruns import what_removed_it
 from ampwise.doctor.rule import Rule
 from ampwise.doctor.weights import computes_in_fp16, large_weights
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
@@ -46,7 +46,6 @@ def check(case: Case) -> Iterator[Finding]:
     """Weights that are infinite in fp16, in a run that computes in fp16."""
     for tensor, amax in large_weights(case):
         site = Site(phase=Phase.FORWARD, module=tensor.module)
-        helps = not fails_in_fp32(case)
         yield Finding(
             rule=INFO.id,
             severity=INFO.severity,
@@ -55,7 +54,7 @@ def check(case: Case) -> Iterator[Finding]:
             site=site,
             evidence="; ".join([f"largest magnitude {amax:.6g}, held in {tensor.dtype}", *what_removed_it(case)]),
             remedy=with_precision(case, site, INFO.remedy),
-            plan_rule=kept_in_fp32(site, f"a weight of {amax:.4g} is beyond fp16") if helps else None,
+            plan_rule=kept_in_fp32(case, site, f"a weight of {amax:.4g} is beyond fp16"),
         )
 
 

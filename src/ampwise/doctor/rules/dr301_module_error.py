@@ -96,7 +96,7 @@ def _finding(case: Case, one: ModuleError, count: int) -> Finding:
         remedy=with_precision(
             case, site, INFO.remedy if one.module else "Give the model's parts modules of their own."
         ),
-        plan_rule=kept_in_fp32(site, f"{one.relative:.0%} away from fp32 in {one.dtype}"),
+        plan_rule=kept_in_fp32(case, site, f"{one.relative:.0%} away from fp32 in {one.dtype}"),
     )
 
 

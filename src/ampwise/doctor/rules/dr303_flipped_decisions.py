@@ -86,7 +86,7 @@ def _finding(case: Case, flip: Flip, name: str) -> Finding:
         site=site,
         evidence=f"{flip.num_flipped} of {flip.num_decisions} decisions on one batch, from the same weights",
         remedy=with_precision(case, site, INFO.remedy),
-        plan_rule=kept_in_fp32(site, f"{share:.0%} of its decisions flip in {name}"),
+        plan_rule=kept_in_fp32(case, site, f"{share:.0%} of its decisions flip in {name}"),
     )
 
 

@@ -79,7 +79,7 @@ def _finding(case: Case, one: ModuleError) -> Finding:
         site=site,
         evidence=f"of {one.num_rows} rows on one batch; relative error {one.relative:.2f}{limit}",
         remedy=with_precision(case, site, INFO.remedy),
-        plan_rule=kept_in_fp32(site, f"its rows fall together in {one.dtype}"),
+        plan_rule=kept_in_fp32(case, site, f"its rows fall together in {one.dtype}"),
     )
 
 

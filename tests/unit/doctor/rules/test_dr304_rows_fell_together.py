@@ -1,0 +1,31 @@
+import pytest
+
+from ampwise.doctor.rules.dr304_rows_fell_together import RULE
+from cases import against_fp32, error, of, run
+
+
+def compared(*modules):
+    return of(run("bf16", against_fp32=against_fp32(*modules)))
+
+
+def test_the_first_module_is_named_with_its_rows():
+    (finding,) = RULE.check(compared(error("net.rotary", 1.41, rows=(1, 64)), error("net.attn", 1.2, rows=(1, 64))))
+    assert finding.message == "net.rotary (Linear) gives 64 different rows in fp32 and 1 in bf16."
+    assert finding.evidence == ("of 64 rows on one batch; relative error 1.41; bf16 holds every whole number up to 256")
+    assert "Keep positions and angles in fp32" in finding.remedy
+    assert 'module = "net.rotary"' in (finding.plan_rule or "")
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        compared(error("net.fc", 1.4, rows=(40, 64))),
+        compared(error("net.fc", 0.004, rows=(8, 64))),
+        compared(error("net.fc", 1.4, rows=(1, 3))),
+        compared(error("net.fc", 1.4, rows=(None, None))),
+        of(run("bf16")),
+    ],
+    ids=["most differ", "rounded alike", "too few", "not counted", "not compared"],
+)
+def test_others_are_none(one):
+    assert list(RULE.check(one)) == []
