@@ -11,8 +11,11 @@ from ampwise._base.version import __version__
 
 if TYPE_CHECKING:
     from ampwise._base.errors import AmpwiseError, CannotRunError, PlanError, RecordError, UsageError
+    from ampwise.doctor.diagnose import diagnose
     from ampwise.emulate.emulation import emulated
     from ampwise.emulate.rounding import round_to
+    from ampwise.examine.memory_summary import memory_summary
+    from ampwise.examine.watch import watch
     from ampwise.instruments.record_casts import record_casts
     from ampwise.plan.file import load_plan
     from ampwise.plan.plan import Plan, Rule
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from ampwise.runtime.step import TrainStep
 
 _HOMES = {
+    "diagnose": "ampwise.doctor.diagnose",
+    "memory_summary": "ampwise.examine.memory_summary",
+    "watch": "ampwise.examine.watch",
     "AmpwiseError": "ampwise._base.errors",
     "CannotRunError": "ampwise._base.errors",
     "PlanError": "ampwise._base.errors",
@@ -76,15 +82,18 @@ __all__ = [
     "autocast",
     "custom_bwd",
     "custom_fwd",
+    "diagnose",
     "emulated",
     "keep_small_updates",
     "load_checkpoint",
     "load_plan",
+    "memory_summary",
     "plan_in_effect",
     "record_casts",
     "round_to",
     "save_checkpoint",
     "save_plan",
+    "watch",
 ]
 
 

@@ -1,7 +1,7 @@
 """Asks every rule about a recording and puts the answers in order."""
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 from ampwise.doctor.case import Case
 from ampwise.doctor.rule import Rule, all_rules
@@ -13,17 +13,26 @@ _SEVERITIES: Final = tuple(Severity)
 _CONFIDENCES: Final = tuple(Confidence)
 
 
-def diagnose(recording: Recording, *, rules: Iterable[Rule] | None = None) -> Diagnosis:
+class Watched(Protocol):
+    """Holds what it recorded: what ``ampwise.watch`` returns."""
+
+    @property
+    def recording(self) -> Recording:
+        """What was seen so far."""
+        ...
+
+
+def diagnose(recording: "Recording | Watched", *, rules: Iterable[Rule] | None = None) -> Diagnosis:
     """What is wrong with the training that was recorded, the worst first, and why the rest is believed to be well.
 
     Args:
-        recording: At least one run.
+        recording: At least one run; or what holds one, as ``ampwise.watch`` does.
         rules: Which rules to ask; by default all.
 
     Raises:
         ValueError: the recording holds no run.
     """
-    case = Case(recording)
+    case = Case(recording if isinstance(recording, Recording) else recording.recording)
     asked = tuple(all_rules() if rules is None else rules)
     found = {rule.info.id: tuple(rule.check(case)) for rule in asked}
     findings = sorted((one for ones in found.values() for one in ones), key=_rank)

@@ -52,7 +52,7 @@ def follow_ups(record: RunRecord, spec: LaunchSpec) -> Iterator[Pass]:
         if record.final_scale is not None:
             yield Pass(role=Role.UNSCALED, spec=replace(plain, amp=Amp.UNSCALED))
     if record.precision != "fp32" or record.left_alone is not None:
-        looking = _TRACER if is_faulty(record) else _ACCOUNTS
+        looking = _TRACER if is_traced else _ACCOUNTS
         fp32 = replace(plain, precision="fp32", emulate=None, plan=None, amp=Amp.OFF, instruments=looking)
         yield Pass(role=Role.IN_FP32, spec=fp32)
 

@@ -19,6 +19,7 @@ from ampwise.interpose.saving import PATH_FUNCTIONS
 from ampwise.interpose.scaler_calls import around_scalers
 from ampwise.interpose.seam import intercept
 from ampwise.observe.checkpoints import holds_optimizer_state, holds_scaler_state
+from ampwise.observe.dtypes import dtype_name
 from ampwise.observe.events import EventBus, StepOutcome
 from ampwise.observe.frames import Line, user_line
 from ampwise.records.site import Phase, Site
@@ -103,6 +104,7 @@ class UsageWatch:
             misuses = [self._place(*key, found) for key, found in self._misuses.items() if self._is_sure(key[0])]
         return UsageRecord(
             num_steps=self._num_steps,
+            autocast=None if self._dtype is None else dtype_name(self._dtype),
             num_backwards=self._num_backwards,
             misuses=tuple(misuses),
             scalers=tuple(
