@@ -70,7 +70,7 @@ def findings(
             site=origin.site,
             evidence="; ".join([seen_in(origin), *what_removed_it(case), *others]),
             remedy=with_precision(case, origin.site, remedy) if helps_in_fp32 else remedy,
-            plan_rule=kept_in_fp32(case, origin.site, because_of(origin)) if helps_in_fp32 else None,
+            plan_rule=rule_that_helps(case, origin.site, because_of(origin)) if helps_in_fp32 else None,
         )
 
 
@@ -96,12 +96,14 @@ def because_of(origin: Origin) -> str:
     return f"{format_of(origin) or 'its format'} fails in {origin.site.op or 'an operator'} at step {origin.step}"
 
 
-def kept_in_fp32(case: Case, site: Site, because: str) -> str | None:
-    """The rule of a plan that computes the module in fp32.
+def rule_that_helps(case: Case, site: Site, because: str) -> str | None:
+    """The rule of a plan that computes the module in fp32; None as well where fp32 has a fault too."""
+    return None if fails_in_fp32(case) else kept_in_fp32(site, because)
 
-    None for the whole model, where no module is known, and where fp32 has a fault too.
-    """
-    if not site.module or fails_in_fp32(case):
+
+def kept_in_fp32(site: Site, because: str) -> str | None:
+    """The rule of a plan that computes the module in fp32; None for the whole model, or where no module is known."""
+    if not site.module:
         return None
     return rule_to_toml(Rule(module=site.module, compute="fp32", because=because))
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
-from ampwise.doctor.origins import kept_in_fp32, with_precision
+from ampwise.doctor.origins import rule_that_helps, with_precision
 from ampwise.doctor.reruns import what_removed_it
 from ampwise.doctor.rule import Rule
 from ampwise.doctor.weights import computes_in_fp16, large_weights
@@ -54,7 +54,7 @@ def check(case: Case) -> Iterator[Finding]:
             site=site,
             evidence="; ".join([f"largest magnitude {amax:.6g}, held in {tensor.dtype}", *what_removed_it(case)]),
             remedy=with_precision(case, site, INFO.remedy),
-            plan_rule=kept_in_fp32(case, site, f"a weight of {amax:.4g} is beyond fp16"),
+            plan_rule=rule_that_helps(case, site, f"a weight of {amax:.4g} is beyond fp16"),
         )
 
 

@@ -7,7 +7,7 @@ from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
 from ampwise.doctor.fp32_errors import born_here, errors, rows_fell_together
-from ampwise.doctor.origins import kept_in_fp32, origins, with_precision
+from ampwise.doctor.origins import origins, rule_that_helps, with_precision
 from ampwise.doctor.rule import Rule
 from ampwise.records.against_fp32 import ModuleError
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
@@ -96,7 +96,7 @@ def _finding(case: Case, one: ModuleError, count: int) -> Finding:
         remedy=with_precision(
             case, site, INFO.remedy if one.module else "Give the model's parts modules of their own."
         ),
-        plan_rule=kept_in_fp32(case, site, f"{one.relative:.0%} away from fp32 in {one.dtype}"),
+        plan_rule=rule_that_helps(case, site, f"{one.relative:.0%} away from fp32 in {one.dtype}"),
     )
 
 

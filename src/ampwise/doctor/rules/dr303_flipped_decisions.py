@@ -5,7 +5,7 @@ from typing import Final
 
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
-from ampwise.doctor.origins import kept_in_fp32, with_precision
+from ampwise.doctor.origins import rule_that_helps, with_precision
 from ampwise.doctor.rule import Rule
 from ampwise.records.against_fp32 import Flip
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
@@ -86,7 +86,7 @@ def _finding(case: Case, flip: Flip, name: str) -> Finding:
         site=site,
         evidence=f"{flip.num_flipped} of {flip.num_decisions} decisions on one batch, from the same weights",
         remedy=with_precision(case, site, INFO.remedy),
-        plan_rule=kept_in_fp32(case, site, f"{share:.0%} of its decisions flip in {name}"),
+        plan_rule=rule_that_helps(case, site, f"{share:.0%} of its decisions flip in {name}"),
     )
 
 

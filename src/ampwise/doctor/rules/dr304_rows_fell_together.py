@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
 from ampwise.doctor.fp32_errors import errors, rows_fell_together
-from ampwise.doctor.origins import kept_in_fp32, with_precision
+from ampwise.doctor.origins import rule_that_helps, with_precision
 from ampwise.doctor.rule import Rule
 from ampwise.formats.table import find_format
 from ampwise.records.against_fp32 import ModuleError
@@ -79,7 +79,7 @@ def _finding(case: Case, one: ModuleError) -> Finding:
         site=site,
         evidence=f"of {one.num_rows} rows on one batch; relative error {one.relative:.2f}{limit}",
         remedy=with_precision(case, site, INFO.remedy),
-        plan_rule=kept_in_fp32(case, site, f"its rows fall together in {one.dtype}"),
+        plan_rule=rule_that_helps(case, site, f"its rows fall together in {one.dtype}"),
     )
 
 
