@@ -48,7 +48,7 @@ def verdict(estimate: Estimate, *, device: str | None = None) -> str:
     least = "at least " * estimate.is_lower_bound
     needs = f"{estimate.precision} needs {least}{format_bytes(estimate.needed_bytes)}"
     margin = estimate.margin_bytes
-    if margin is None:
+    if margin is None or estimate.fits is None:
         return needs
     name = "this memory" if device is None else f"the {inert_line(device)}"
     if margin < 0:

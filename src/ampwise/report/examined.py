@@ -158,7 +158,8 @@ def _shown(finding: Finding) -> _Shown:
 
 
 def _curves(recording: Recording) -> Iterator[Chart]:
-    named = by_purpose(recording)
+    others = tuple(run for run in recording.runs if run.role is not Role.TRACED)  # the watched run once more
+    named = by_purpose(replace(recording, runs=others))
     yield loss_chart(named)
     yield scale_chart(named)
     yield step_chart(named)
@@ -181,7 +182,7 @@ def _maps_caption(run: RunRecord | None) -> str:
     return (
         "A row a module, a column a power of two: the darker a cell, the more of the module's numbers have that size. "
         f"The bars on top are what each format holds, thin where it loses digits. Orange lies outside of {name}: on "
-        "the right it would become infinite, on the left zero."
+        "the right it would become infinite, on the left zero. A cross marks rows that hold inf or NaN."
     )
 
 

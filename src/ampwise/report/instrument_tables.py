@@ -19,14 +19,14 @@ def origins_table(record: NonFiniteRecord | None) -> Listing | None:
     """Where finite numbers became infinite or NaN."""
     return listing(
         "Where numbers were lost",
-        "#step|operator|module|line|pass|inputs up to|result",
+        "operator|module|line|pass|#step|inputs up to|result",
         [
             (
-                str(one.step),
                 op_words(one.site.op) or NOTHING,
                 module_words(one.site.module),
                 one.site.where or NOTHING,
                 one.site.phase.value,
+                str(one.step),
                 ", ".join(_range(part) for part in one.inputs) or NOTHING,
                 NOTHING if one.output is None else f"{one.output.dtype} {one.kind.value}",
             )

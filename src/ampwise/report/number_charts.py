@@ -3,7 +3,7 @@
 import html
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from ampwise._base.text import inert_line
@@ -16,7 +16,7 @@ MAX_ROWS: Final = 120
 """Rows that a screen can be scrolled through; of more, those that come nearest to the format's limits are drawn."""
 
 _DRAWN: Final = ("fp16", "bf16", "fp8_e5m2", "fp8_e4m3")
-_HELD, _LOST, _RANGE = "#0077bb", "#d55e00", "#5b616b"
+_HELD, _LOST, _RANGE, _BAD = "#0077bb", "#d55e00", "#7d8490", "#ee1155"
 _ROW_PX, _STRIP_PX, _REST_PX = 15, 88, 100
 _BIAS: Final = 127
 _LEAST: Final = -5.0
@@ -29,11 +29,11 @@ def exponent_map(record: NumericsRecord, kind: TensorKind, format_: FloatFormat)
     A row a module, in the model's order; the darker a cell, the more of the row's numbers. What lies outside of
     ``format_`` is of another colour. Above the map stands the range of every format.
     """
-    shares = {label: found for label, found in _rows(record, kind).items() if found}
-    labels = _most_extreme(shares, format_)
+    rows = _rows(record, kind)
+    labels = _most_extreme(rows, format_)
     if not labels:
         return None
-    shown = [shares[label] for label in labels]
+    shown = [_by_exponent(rows[label]) for label in labels]
     low, high = _exponents(shown, format_)
     columns = list(range(low, high + 1))
     smallest, largest = limits(format_)
@@ -45,6 +45,7 @@ def exponent_map(record: NumericsRecord, kind: TensorKind, format_: FloatFormat)
         _cells(columns, held, texts, names, colour=_HELD, said=""),
         _cells(columns, lost, texts, names, colour=_LOST, said=f"<br>outside of {format_.name}"),
         *_ranges(low, high),
+        *_non_finite([rows[label] for label in labels], names, x=high),
     ]
     return {"data": data, "layout": _map_layout(labels, columns, format_)}
 
@@ -59,14 +60,14 @@ def limits(format_: FloatFormat) -> tuple[int, int]:
     return math.frexp(format_.smallest_subnormal)[1] - 1, math.frexp(format_.max)[1] - 1
 
 
-def _rows(record: NumericsRecord, kind: TensorKind) -> dict[str, dict[int, float]]:
-    """By row: which share of the numbers that are finite and not zero has which exponent."""
+def _rows(record: NumericsRecord, kind: TensorKind) -> dict[str, MagnitudeHistogram]:
+    """The histogram of each row that has something to show."""
     found: dict[str, MagnitudeHistogram] = {}
     for tensor in record.tensors:
         if tensor.kind is kind:
             label = _label(tensor)
             found[label] = found[label].merged(tensor.histogram) if label in found else tensor.histogram
-    return {label: _by_exponent(histogram) for label, histogram in found.items()}
+    return {label: one for label, one in found.items() if one.num_nonzero or one.num_infinite or one.num_nan}
 
 
 def _label(tensor: TensorStatistics) -> str:
@@ -74,23 +75,32 @@ def _label(tensor: TensorStatistics) -> str:
 
 
 def _by_exponent(histogram: MagnitudeHistogram) -> dict[int, float]:
+    """Which share of the numbers that are finite and not zero has which exponent."""
     counts: dict[int, int] = defaultdict(int)
     for place, count in histogram.bins():
         counts[max(place // BINS_AN_OCTAVE, 1) - _BIAS] += count
     return {exponent: count / histogram.num_nonzero for exponent, count in counts.items()}
 
 
-def _most_extreme(shares: dict[str, dict[int, float]], format_: FloatFormat) -> list[str]:
+def _most_extreme(rows: dict[str, MagnitudeHistogram], format_: FloatFormat) -> list[str]:
     """The rows to draw, in the model's order."""
     smallest, largest = limits(format_)
-    worst = sorted(shares, key=lambda label: min(largest - max(shares[label]), min(shares[label]) - smallest))
-    chosen = set(worst[:MAX_ROWS])
-    return [label for label in shares if label in chosen]
+
+    def room(label: str) -> float:
+        row = rows[label]
+        exponents = _by_exponent(row)
+        if row.num_infinite or row.num_nan:
+            return -math.inf
+        return min(largest - max(exponents), min(exponents) - smallest)
+
+    chosen = set(sorted(rows, key=room)[:MAX_ROWS])
+    return [label for label in rows if label in chosen]
 
 
 def _exponents(shown: Sequence[dict[int, float]], format_: FloatFormat) -> tuple[int, int]:
     smallest, largest = limits(format_) if format_.exponent_bits < 8 else limits(FORMATS["fp16"])
-    return min(smallest, *(min(row) for row in shown)) - 3, max(largest, *(max(row) for row in shown)) + 3
+    every = [exponent for row in shown for exponent in row]
+    return min([smallest, *every]) - 3, max([largest, *every]) + 3
 
 
 def _log(share: float | None) -> float | None:
@@ -148,11 +158,27 @@ def _ranges(low: int, high: int) -> list[Figure]:
     return data
 
 
+def _non_finite(rows: Sequence[MagnitudeHistogram], names: Sequence[str], *, x: int) -> Iterator[Figure]:
+    """A cross at the right of each row that holds infinities or NaN."""
+    bad = [place for place, row in enumerate(rows) if row.num_infinite or row.num_nan]
+    if bad:
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [x] * len(bad),
+            "y": bad,
+            "text": [f"{names[one]}<br>{rows[one].num_infinite} inf, {rows[one].num_nan} NaN" for one in bad],
+            "marker": {"symbol": "x", "size": 9, "color": _BAD},
+            "showlegend": False,
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+
+
 def _map_layout(labels: Sequence[str], columns: Sequence[int], format_: FloatFormat) -> Figure:
     body = _ROW_PX * max(len(labels), 3)
     total = body + _STRIP_PX
     split = body / total
-    made = layout(x="exponent: numbers from 2<sup>x</sup> up to twice that", y="", y_axis={}, height=total + _REST_PX)
+    made = layout(x="power of two", y="", y_axis={}, height=total + _REST_PX)
     smallest, largest = limits(format_)
     made["xaxis"].update(
         range=[columns[0] - 0.5, columns[-1] + 0.5], tickprefix="2<sup>", ticksuffix="</sup>", nticks=9
