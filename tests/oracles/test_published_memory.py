@@ -57,7 +57,7 @@ class Base(nn.Module):
 
 def test_bmm_of_an_expanded_operand():
     """https://github.com/pytorch/pytorch/issues/85698: autocast writes the expanded operand out."""
-    with imagining((7, 5)) as imagination:
+    with imagining((7, 5)):
         model = Base().to(torch.device("cuda"))
         found = []
         for use_amp in (True, False):

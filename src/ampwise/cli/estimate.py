@@ -2,24 +2,28 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ampwise._base.errors import UsageError
+from ampwise._base.errors import CannotRunError, UsageError
 from ampwise._base.files import check_writable, write_atomically
 from ampwise._base.suggest import not_one_of
 from ampwise._base.text import inert_line
 from ampwise._base.units import parse_bytes, parse_count
 from ampwise.cli.options import module_option, target_of
-from ampwise.cli.scripts import check_script, progress_bar
+from ampwise.cli.scripts import Show, check_script, progress_bar
 from ampwise.cli.unwind import signals_unwind
+from ampwise.estimate.predict import estimate_script
 from ampwise.estimate.rules_of_thumb import BASE_BITS, OPTIMIZERS, Sizes, States, estimate_by_thumb
 from ampwise.formats.hardware import GPUS, find_gpu
 from ampwise.records.estimate import Estimate
 from ampwise.runner.script import Target
+
+if TYPE_CHECKING:
+    from ampwise.estimate.order import GpuSpec
 
 CONTEXT_BYTES: Final = 500 * 2**20
 """What a CUDA context with lazily loaded kernels takes outside of the allocator; 300 to 600 MiB by architecture."""
@@ -68,6 +72,17 @@ class _Device:
 @click.option("--device", metavar="GPU", help="The GPU to fit: a100-40gb, t4, rtx-4090, ...")
 @click.option("--memory", metavar="SIZE", help="Or its memory: 24GB.")
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write one self-contained HTML file.")
+@click.option(
+    "--find-batch", metavar="OPTION", help="Find the largest batch that fits; OPTION is the script's own: --batch-size."
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=1),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a script may take to its second step.",
+)
 @module_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT] [ARGUMENTS]...")
@@ -76,6 +91,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
 
     \b
     ampwise estimate --device a100-40gb --precision fp32,bf16 train.py --batch 64
+    ampwise estimate --device t4 --find-batch --batch train.py
     ampwise estimate --params 7e9 --optimizer adam --device a100-80gb
     ampwise estimate --params 130M --activations 2GiB --precision fp32,bf16
 
@@ -85,6 +101,8 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     Exit status: 0 it fits, or no GPU was named; 1 it fits in none of the
     precisions; 2 wrong usage.
     """  # noqa: D301 - click's mark for a block kept as it is
+    if options["find_batch"] is not None and not words:
+        raise UsageError("--find-batch needs a script, whose option for the batch size it names")
     if bool(words) == (options["params"] is not None):
         raise UsageError("give either a script or the model's size: ampwise estimate train.py, or --params 7e9")
     device = _device(options["device"], options["memory"])
@@ -96,7 +114,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
         status = check_script(target, verb="estimate")
         if status:
             return status
-        estimates = _of_script(target, device, names)
+        estimates = _of_script(target, device, names, options)
     else:
         sizes = _sizes(options)
         estimates = [estimate_by_thumb(sizes, precision=name, capacity_bytes=device.capacity_bytes) for name in names]
@@ -140,11 +158,8 @@ def _device(name: str | None, memory: str | None) -> _Device:
     return _Device(name=gpu.name, total_bytes=gpu.memory_bytes, compute_capability=gpu.compute_capability)
 
 
-def _of_script(target: Target, device: _Device, names: list[str]) -> list[Estimate]:
-    from dataclasses import replace
-
+def _of_script(target: Target, device: _Device, names: list[str], options: Mapping[str, Any]) -> list[Estimate]:
     from ampwise.estimate.order import GpuSpec
-    from ampwise.estimate.predict import estimate_script
 
     gpu = GpuSpec(
         name=device.name or "imaginary GPU",
@@ -153,13 +168,40 @@ def _of_script(target: Target, device: _Device, names: list[str]) -> list[Estima
         context_bytes=CONTEXT_BYTES,
     )
     with signals_unwind(), progress_bar() as show:
+        if options["find_batch"] is not None:
+            return _largest_batches(target, gpu, device, names, options, show)
         made = estimate_script(
             target,
             gpu,
             precisions=names,
+            time_limit_s=options["time_limit"],
             on_start=lambda name: show(f"imagining {name}", names.index(name), len(names)),
         )
     return [replace(one, capacity_bytes=device.capacity_bytes) for one in made]
+
+
+def _largest_batches(
+    target: Target, gpu: "GpuSpec", device: _Device, names: list[str], options: Mapping[str, Any], show: Show
+) -> list[Estimate]:
+    from ampwise.estimate.search import largest_batch, value_of_option, with_option
+
+    option: str = options["find_batch"]
+    if device.capacity_bytes is None:
+        raise UsageError("--find-batch needs the GPU to fit: --device or --memory")
+    start = value_of_option(target.argv, option) or 8
+    made: list[Estimate] = []
+    for index, name in enumerate(names):
+
+        def predict(batch: int, *, index: int = index, name: str = name) -> Estimate:
+            show(f"imagining {name} with {option} {batch}", index, len(names))
+            changed = with_option(target, option, batch)
+            return estimate_script(changed, gpu, precisions=[name], time_limit_s=options["time_limit"])[0]
+
+        found = largest_batch(predict, start=start)
+        if found is None:
+            raise CannotRunError(f"not even {option} 1 fits in {name}; see what it takes without --find-batch")
+        made.append(found)
+    return made
 
 
 def _write(page: Path, estimates: list[Estimate], *, device: str | None, command: tuple[str, ...]) -> None:
@@ -176,4 +218,7 @@ def _print(estimates: list[Estimate], *, device: str | None, as_json: bool) -> N
     if as_json:
         click.echo(json.dumps(estimates_json(estimates, device=device), indent=2))
     else:
+        for one in estimates:
+            if one.batch_size is not None:
+                click.echo(f"the largest batch that fits in {one.precision}: {one.batch_size}")
         render_estimates(estimates, stdout_console(), device=device)

@@ -5,7 +5,7 @@ CUDA's, so that autograd, autocast and every override registered for CUDA meet i
 
 Private names: ``Tensor._make_subclass(device_for_backend_keys=)``, ``torch._C._dispatch_keys``,
 ``_PreserveDispatchKeyGuard``, ``_set_meta_in_tls_dispatch_include``, ``DispatchKey``, ``TensorBase``,
-``Tensor._is_view``.
+``Tensor._is_view``, ``_get_current_function_mode_stack``, ``torch.utils._device.DeviceContext``.
 FakeTensor uses the same; where one is missing the estimate's canary says so.
 """
 
@@ -19,6 +19,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 GPU = torch.device("cuda", 0)
 """The device that is not there."""
@@ -73,6 +75,8 @@ class _Thread(threading.local):
     """How deep this thread is within kernels."""
 
     depth = 0
+    meta_contexts = 0
+    """How many ``with torch.device("meta")`` this thread is making tensors for."""
 
 
 _THREAD = _Thread()
@@ -93,6 +97,30 @@ def computed_as_meta() -> Generator[None]:
             yield
     finally:
         _THREAD.depth -= 1
+
+
+@contextmanager
+def meant_as_meta() -> Generator[None]:
+    """What is made within is asked for on the meta device itself."""
+    _THREAD.meta_contexts += 1
+    try:
+        yield
+    finally:
+        _THREAD.meta_contexts -= 1
+
+
+def is_meant_as_meta() -> bool:
+    """Whether a tensor that is now made on the meta device is to stay there.
+
+    A formula in C++ that makes tensors beside an imaginary one asks for the meta device too, and means the GPU.
+    """
+    return _THREAD.meta_contexts > 0
+
+
+def default_device() -> torch.device | None:
+    """Where this thread makes tensors of which nobody says where; None is the host."""
+    modes = reversed(_get_current_function_mode_stack())
+    return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
 
 
 def real_attribute(tensor: Tensor, name: str) -> Any:

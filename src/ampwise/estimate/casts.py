@@ -32,7 +32,7 @@ class ImaginaryAutocast:
     """
 
     def __init__(self, policies: dict[str, CastPolicy], *, casting: Casting) -> None:
-        self._policies = policies
+        self._policies = {**policies, "_cudnn_rnn": CastPolicy.LOWER}  # its kernel is in the CUDA library alone
         self._casting = casting
         self._cache: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ampwise.compat.dispatch import find_overload, put_composites
 from ampwise.compat.imaginary import is_imaginary
 from ampwise.estimate.notes import Notes
+from ampwise.estimate.recurrent import recurrent_composites
 from ampwise.estimate.values import set_value
 from ampwise.interpose.seam import Undo
 
@@ -40,6 +41,7 @@ def choose_as_cuda_does(compute_capability: tuple[int, int] | None, notes: Notes
             "isfinite": _finite(value=True),
             "isnan": _finite(value=False),
             "isinf": _finite(value=False),
+            **recurrent_composites(notes),
         },
         device_type="cuda",
     )

@@ -50,7 +50,9 @@ def run_without_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     target = kwargs.get("out", args[0] if 0 in written else None)
     if isinstance(target, Tensor) and place_of(target) is Place.REAL:
         return target  # what is written into it would be numbers nobody knows
-    keywords = {name: value for name, value in kwargs.items() if name not in {"generator", "device", "pin_memory"}}
+    keywords = {name: value for name, value in kwargs.items() if name not in {"device", "pin_memory"}}
+    if "generator" in keywords:
+        keywords["generator"] = None
     if kwargs.get("device") is not None or func in _FACTORIES:
         keywords["device"] = META
     args, keywords = map_tensors(_dataless, (args, keywords))

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 
 import torch
@@ -17,6 +17,7 @@ from ampwise.compat.imaginary import (
     imagine,
     is_called_by_engine,
     is_imaginary,
+    is_meant_as_meta,
     is_plain_meta,
     num_storage_owners,
     place_of,
@@ -24,6 +25,7 @@ from ampwise.compat.imaginary import (
 from ampwise.compat.operators import AroundOperators, running_sequence_number
 from ampwise.estimate.dataless import is_too_large, run_without_data
 from ampwise.estimate.host import HOST_OPERATORS, Unknown
+from ampwise.estimate.kernels import KERNELS
 from ampwise.estimate.ledger import Ledger
 from ampwise.estimate.notes import Notes
 from ampwise.estimate.spot import Spot
@@ -44,6 +46,8 @@ _MAY_MIX: Final = frozenset(
         "set_.source_Tensor",
         "_foreach_copy_",
         "_amp_update_scale_",
+        "_ctc_loss.Tensor",
+        "_ctc_loss_backward.Tensor",
     )
 )
 """Operators that take tensors of the host beside the GPU's."""
@@ -80,6 +84,11 @@ class ImaginaryDevice:
             stack.enter_context(AroundOperators(self._around))
             yield
 
+    def in_thread(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a new thread, which torch starts without any mode."""
+        with self.entered():
+            return proceed(*args, **kwargs)
+
     @contextmanager
     def casting(self) -> Generator[None]:
         """What is made within is a copy in another format that autocast makes."""
@@ -92,28 +101,32 @@ class ImaginaryDevice:
     def _around(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors = tensors_in(args, kwargs)
         places = [place_of(one) for one in tensors]
-        if Place.GPU in places or (kwargs and is_gpu(kwargs.get("device"))):
+        if Place.GPU in places or (kwargs and self._is_for_gpu(kwargs.get("device"))):
             return self._on_gpu(func, args, kwargs, tensors)
         if Place.HOST not in places:
             return run_without_data(func, args, kwargs) if is_too_large(func, args, kwargs) else func(*args, **kwargs)
-        answer = HOST_OPERATORS.get(func)
-        if answer is not None:
-            try:
-                return answer(args, kwargs, self._notes)
-            except Unknown:
-                pass
+        if func in HOST_OPERATORS:
+            with suppress(Unknown):
+                return self._answer(func, args, kwargs)
         return run_without_data(func, args, kwargs)
+
+    def _is_for_gpu(self, device: Any) -> bool:
+        if device == META:
+            return bool(self.ledger.storages) and not is_meant_as_meta()
+        return is_gpu(device)
+
+    def _answer(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the host is told; the answer may run operators of its own on the GPU."""
+        with AroundOperators(self._around):
+            return HOST_OPERATORS[func](args, kwargs, self._notes)
 
     def _on_gpu(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]
     ) -> Any:
         self.num_operators += 1
-        answer = HOST_OPERATORS.get(func)
-        if answer is not None:
-            try:
-                return answer(args, kwargs, self._notes)
-            except Unknown:
-                pass
+        if func in HOST_OPERATORS:
+            with suppress(Unknown):
+                return self._answer(func, args, kwargs)
         is_from_host = bool(tensors) and not any(is_imaginary(one) for one in tensors)
         if not is_from_host:
             _refuse_mixture(func, tensors)
@@ -122,6 +135,10 @@ class ImaginaryDevice:
         result = _placed(self._run(func, args, kwargs))
         outputs = [one for one in tensors_in((result,), {}) if is_imaginary(one)]
         for one in outputs:
+            if one.layout is not torch.strided:
+                raise NotImplementedError(
+                    f"{func}: memory of {one.layout} tensors is not known, so the estimate ends here"
+                )
             self.ledger.see(
                 one.untyped_storage(),
                 lambda: self._spot(func),
@@ -139,12 +156,17 @@ class ImaginaryDevice:
             return args[0]  # from the host: no data moves
         if func is aten.add.Tensor and self._is_accumulating(args):
             func = aten.add_.Tensor
-        keywords = {name: value for name, value in kwargs.items() if name != "generator"}
+        keywords = {name: None if name == "generator" else value for name, value in kwargs.items()}
         if keywords.get("device") is not None:
             keywords["device"] = META
             keywords.pop("pin_memory", None)
-        with computed_as_meta():
-            return func(*args, **keywords)
+        try:
+            with computed_as_meta():
+                return KERNELS.get(func, func)(*args, **keywords)
+        except NotImplementedError as error:
+            raise NotImplementedError(
+                f"{func}: torch cannot tell the size of its result without data, so the estimate ends here"
+            ) from error
 
     def _take_workspace(self, func: Any) -> None:
         """The forward pass and autograd's thread have a handle each."""
@@ -182,6 +204,10 @@ def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
 def _placed(made: Any) -> Any:
     """What the meta device's kernel gave, on the GPU."""
     if isinstance(made, Tensor):
+        if made.layout is not torch.strided:
+            raise NotImplementedError(
+                f"the memory of tensors of layout {made.layout} is not known: the estimate ends here"
+            )
         return imagine(made) if is_plain_meta(made) else made
     return type(made)(_placed(one) for one in made) if type(made) in {tuple, list} else made
 

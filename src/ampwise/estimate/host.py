@@ -109,6 +109,25 @@ def _repeat_interleave(args: tuple[Any, ...], kwargs: dict[str, Any], notes: Not
     return _moved(aten.repeat_interleave.Tensor(value), torch.long)
 
 
+def _bincount(args: tuple[Any, ...], kwargs: dict[str, Any], notes: Notes) -> Tensor:
+    tensor: Tensor = args[0]
+    value = value_of(tensor)
+    least: int = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+    if value is None:
+        notes.assume("the numbers counted by bincount are taken to be below its minlength")
+    dtype = torch.long if len(args) < 2 or args[1] is None else torch.float64
+    length = least if value is None or value.numel() == 0 else max(least, int(value.max()) + 1)
+    return tensor.new_empty((length,), dtype=dtype)
+
+
+def _pack(args: tuple[Any, ...], _: dict[str, Any], _notes: Notes) -> tuple[Tensor, Tensor]:
+    """Sequences laid end to end: how many are left at each step is known, since their lengths lie on the host."""
+    tensor: Tensor = args[0]
+    lengths: list[int] = args[1].tolist()
+    left = [sum(length > step for length in lengths) for step in range(max(lengths))]
+    return tensor.new_empty((sum(lengths), *tensor.shape[2:])), torch.tensor(left)
+
+
 def _indices(mask: Tensor, notes: Notes) -> Tensor:
     """``nonzero`` on the GPU, with its numbers where they are known."""
     value = value_of(mask)
@@ -136,6 +155,8 @@ HOST_OPERATORS: Final[Mapping[Any, Answer]] = MappingProxyType(
         aten.index.Tensor: _index,
         _UNIQUE: _unique,
         aten.repeat_interleave.Tensor: _repeat_interleave,
+        aten.bincount.default: _bincount,
+        find_overload("_pack_padded_sequence"): _pack,
     }
 )
 """By operator: the answer to the host, or a result of the right size."""

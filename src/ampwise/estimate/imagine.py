@@ -4,7 +4,6 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
 
 import torch
 
@@ -20,7 +19,10 @@ from ampwise.estimate.temporaries import cublas_workspace_bytes
 from ampwise.estimate.whereabouts import Whereabouts
 from ampwise.interpose.imaginary_gpu import ImaginaryGpu, stand_in_for_cuda
 from ampwise.interpose.imaginary_tensor import stand_in_for_tensors
-from ampwise.interpose.stand_in import StandIn, put
+from ampwise.interpose.scripts_calls import stand_in_for_scripts_calls
+from ampwise.interpose.seam import intercept
+from ampwise.interpose.stand_in import put
+from ampwise.interpose.threads import RUN
 from ampwise.observe.events import BUS, EventBus
 from ampwise.observe.modules import ModuleStack
 from ampwise.plan.operators import cast_lists
@@ -83,7 +85,8 @@ def imagined(
     with ExitStack() as stack:
         stack.callback(stand_in_for_cuda(shown, _Meter(imagination.ledger.allocator)))
         stack.callback(stand_in_for_tensors())
-        stack.callback(put([StandIn(owner="torch", attribute="save", make=lambda _: _save_nothing)]))
+        stack.callback(put(stand_in_for_scripts_calls(imagination.notes.assume)))
+        stack.callback(intercept(RUN, imagination.device.in_thread))
         stack.callback(choose_as_cuda_does(gpu.compute_capability, imagination.notes))
         stack.callback(autocast.start())
         stack.enter_context(imagination.device.entered())
@@ -112,7 +115,3 @@ class _Meter:
 
     def empty_cache(self) -> None:
         self.allocator.empty_cache()
-
-
-def _save_nothing(*_: Any, **__: Any) -> None:
-    """An estimate has nothing worth keeping in a checkpoint, and must not overwrite one."""

@@ -39,6 +39,10 @@ class Order:
     """Where what the script saves would go."""
     result: str
     """Where the estimate goes."""
+    reason: str
+    """Where is written why there is none."""
+    time_limit_s: float = 120.0
+    """How long the script may take to its second step."""
 
     def to_json(self) -> str:
         """The order as one argument of a command line."""

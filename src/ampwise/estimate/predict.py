@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ampwise._base.errors import CannotRunError, RecordError
 from ampwise.estimate.order import GpuSpec, Order
+from ampwise.estimate.remedies import remedies_for
 from ampwise.records.estimate import Estimate
 from ampwise.records.files import load
 from ampwise.runner.bootstrap import own_environment, plain_environment
@@ -22,6 +23,7 @@ def estimate_script(
     *,
     precisions: Sequence[str],
     expandable_segments: bool = False,
+    time_limit_s: float = 120.0,
     on_start: Callable[[str], None] | None = None,
 ) -> tuple[Estimate, ...]:
     """What a training step of ``target`` takes on ``gpu``, in each precision.
@@ -33,6 +35,7 @@ def estimate_script(
         gpu: The GPU that is imagined; this machine needs none.
         precisions: ``fp32``, ``tf32``, ``bf16``, ``fp16``.
         expandable_segments: Whether ``PYTORCH_ALLOC_CONF`` says so.
+        time_limit_s: How long each run may take to its second step.
         on_start: Told of each precision before its run.
 
     Raises:
@@ -52,8 +55,10 @@ def estimate_script(
                 expandable_segments=expandable_segments,
                 scratch=str(place / "scratch"),
                 result=str(place / "estimate.json"),
+                reason=str(place / "reason"),
+                time_limit_s=time_limit_s,
             )
-            made.append(_estimate(order, place))
+            made.append(_with_remedies(_estimate(order, place)))
         return tuple(made)
 
 
@@ -63,15 +68,22 @@ def _estimate(order: Order, place: Path) -> Estimate:
     command = [sys.executable, "-m", "ampwise.estimate.worker", order.to_json()]
     with running(command, env=environment, cwd=None, output=place) as process:
         process.wait()
-    said = last_lines(place)
     try:
-        estimate = load(order.result, Estimate)
+        return load(order.result, Estimate)
     except RecordError:
-        if process.returncode == 0:
-            raise CannotRunError(NO_STEP_FOUND) from None
-        reason = said.splitlines()[-1] if said else f"it ended with status {process.returncode}"
-        raise CannotRunError(f"the script ended before its first step on the imaginary GPU: {reason}") from None
-    if not estimate.is_lower_bound:
-        return estimate
-    reason = said.splitlines()[-1] if said else "it ended"
-    return replace(estimate, assumptions=(f"a lower bound: the script ended early: {reason}", *estimate.assumptions))
+        raise CannotRunError(_why(order, process.returncode, said=last_lines(place))) from None
+
+
+def _with_remedies(estimate: Estimate) -> Estimate:
+    return estimate if estimate.fits is not False else replace(estimate, remedies=remedies_for(estimate))
+
+
+def _why(order: Order, status: int, *, said: str) -> str:
+    """Why the process left no estimate."""
+    if Path(order.reason).exists():
+        reason = Path(order.reason).read_text(encoding="utf-8")
+        return reason if status else f"the script ended before its first training step: {reason}"
+    if status == 0:
+        return NO_STEP_FOUND
+    reason = said.splitlines()[-1] if said else f"its process ended with status {status}"
+    return f"the script ended on the imaginary GPU: {reason}"

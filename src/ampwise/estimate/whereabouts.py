@@ -36,6 +36,8 @@ class Whereabouts:
         self.num_steps = 0
         self.known: dict[int, MemoryCategory] = {}
         """What storages are for, by their time of birth."""
+        self.num_parameters = 0
+        """Of the largest model called."""
         self.names: dict[int, str] = {}
         """The module that a parameter's storage belongs to."""
         self._bus = bus
@@ -108,6 +110,7 @@ class Whereabouts:
         return sum(moment.time <= storage.born for moment in self._ledger.moments)
 
     def _take_parameters(self, module: nn.Module) -> None:
+        self.num_parameters = max(self.num_parameters, sum(one.numel() for one in module.parameters()))
         for one in module.modules():
             name = self._modules.names.name_of(one, parent=None if one is module else module)
             for tensor in (*one.parameters(recurse=False), *one.buffers(recurse=False)):

@@ -2,33 +2,44 @@
 
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ampwise._base.errors import AmpwiseError
 from ampwise.estimate.order import Order, order_from_json
 from ampwise.records.estimate import Estimate
 from ampwise.records.files import save
 from ampwise.runner.script import ScriptEnd, run_target
 
+if TYPE_CHECKING:
+    from ampwise.estimate.imagine import Imagination
+
 
 def main(text: str) -> int:
-    """Run the script on an imaginary GPU, write the estimate to ``order.result``, and give the script's status."""
+    """Run the script on an imaginary GPU, and write the estimate to ``order.result``, or why there is none."""
     order = order_from_json(text)
-    end, estimate = _run(order)
+    try:
+        estimate = _run(order)
+    except AmpwiseError as error:
+        Path(order.reason).write_text(str(error), encoding="utf-8")
+        return error.exit_status
     if estimate is not None:
         save(estimate, order.result)
-    return end.status
+    return 0
 
 
-def _run(order: Order) -> tuple[ScriptEnd, Estimate | None]:
+def _run(order: Order) -> Estimate | None:
     from ampwise.estimate.allocator import AllocatorSettings
     from ampwise.estimate.canary import check_mechanism
     from ampwise.estimate.imagine import imagined
+    from ampwise.estimate.limits import StepLimit, ended_after, leave_memory_to_others
     from ampwise.observe.events import BUS
     from ampwise.runner.inject import inject
     from ampwise.runner.sandbox import redirect_saves
-    from ampwise.runner.watch import StepWatch
     from ampwise.runtime.device import Choice
 
+    leave_memory_to_others()
     check_mechanism()
     choice = Choice(precision=order.precision, reason="asked for", slow_factor=None, device="cuda:0")
     settings = AllocatorSettings(expandable_segments=order.expandable_segments)
@@ -36,16 +47,58 @@ def _run(order: Order) -> tuple[ScriptEnd, Estimate | None]:
         imagination = stack.enter_context(imagined(order.gpu, settings=settings))
         stack.enter_context(redirect_saves(order.scratch, folder=str(Path.cwd())))
         injected = stack.enter_context(inject(choice=choice))
-        watch = StepWatch(BUS, stop_after=order.num_steps)
-        watch.start()
-        stack.callback(watch.close)
-        end = run_target(order.target)
+        limit = StepLimit(BUS, imagination.ledger, num_steps=order.num_steps)
+        stack.enter_context(limit.watching())
+        reason, end_error = None, None
+        try:
+            with ended_after(order.time_limit_s):
+                end = run_target(order.target)
+            reason, end_error = _reason(end), end.error
+        except AmpwiseError as error:
+            if limit.num_steps == 0:
+                raise
+            reason = str(error)
         if injected.left_alone is not None:
             imagination.notes.assume(f"the script's own mixed precision: {injected.left_alone}")
-        if watch.num_steps == 0 and end.status == 0:
-            return end, None
-        is_cut_short = end.status != 0 and watch.num_steps < order.num_steps
-        return end, imagination.estimate(precision=order.precision, is_lower_bound=is_cut_short)
+        if reason is not None and limit.num_steps == 0 and not isinstance(end_error, NotImplementedError):
+            Path(order.reason).write_text(reason, encoding="utf-8")
+            return None
+        if reason is None and limit.num_steps == 0:
+            return None
+        return _picture(imagination, order, reason=reason if limit.num_steps < order.num_steps else None)
+
+
+def _reason(end: ScriptEnd) -> str | None:
+    """What ended the script early, with the user's line; None where it ended well."""
+    if end.status == 0:
+        return None
+    from ampwise.observe.frames import is_users_file
+
+    error = end.error
+    said = f"status {end.status}" if error is None else f"{type(error).__name__}: {error}"
+    place, trace = "", None if error is None else error.__traceback__
+    while trace is not None:
+        if is_users_file(trace.tb_frame.f_code.co_filename):
+            place = f" (at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{said.splitlines()[0]}{place}"
+
+
+def _picture(imagination: "Imagination", order: Order, *, reason: str | None) -> Estimate:
+    estimate = imagination.estimate(precision=order.precision, is_lower_bound=reason is not None)
+    if reason is None:
+        return estimate
+    from ampwise.estimate.rules_of_thumb import Sizes, estimate_by_thumb
+
+    said = [f"a lower bound: the script ended early: {reason}"]
+    num_params = imagination.whereabouts.num_parameters
+    if num_params:
+        thumb = estimate_by_thumb(Sizes(num_params=num_params), precision=order.precision)
+        said.append(
+            f"by rule of thumb its {num_params:,} parameters take {thumb.allocated_bytes:,} bytes with Adam, "
+            "activations left out"
+        )
+    return replace(estimate, assumptions=(*said, *estimate.assumptions))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,16 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ampwise.compat.imaginary import GPU, Place, is_computing, is_imaginary, place_of, real_attribute
+from ampwise.compat.imaginary import (
+    GPU,
+    Place,
+    default_device,
+    is_computing,
+    is_imaginary,
+    meant_as_meta,
+    place_of,
+    real_attribute,
+)
 from ampwise.interpose.seam import Undo
 from ampwise.interpose.stand_in import StandIn, put
 
@@ -16,7 +25,7 @@ _DEVICES: Final = {Place.GPU: GPU, Place.HOST: torch.device("cpu")}
 
 def stand_in_for_tensors() -> Undo:
     """Let tensors of the imaginary GPU look like a GPU's in Python, until the returned undo is called."""
-    return put([*_properties(), *_methods(), *_makers()])
+    return put([*_properties(), *_methods(), *_makers(), *_contexts()])
 
 
 def is_gpu(device: object) -> bool:
@@ -96,10 +105,13 @@ def _to(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             args = (other.device, other.dtype, *args)
         target = kwargs.get("device", args[0] if args else None)
         place = place_of(tensor)
-        is_there = is_gpu(target) if place is Place.GPU else place is Place.HOST and _is_host(target)
+        is_there = is_gpu(target) if place is Place.GPU else place is Place.HOST and _is(target, "cpu")
         if is_there:
             rest = args[1:] if args and args[0] is target else args
             return _cast(original, tensor, rest, {name: value for name, value in kwargs.items() if name != "device"})
+        if _is(target, "meta"):
+            with meant_as_meta():
+                return original(tensor, *args, **kwargs)
         if not is_gpu(target):
             return original(tensor, *args, **kwargs)
         if "device" in kwargs:
@@ -109,8 +121,8 @@ def _to(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return to
 
 
-def _is_host(device: object) -> bool:
-    return device == "cpu" or (isinstance(device, torch.device) and device.type == "cpu")
+def _is(device: object, kind: str) -> bool:
+    return device == kind or (isinstance(device, torch.device) and device.type == kind)
 
 
 def _cast(original: Callable[..., Tensor], tensor: Tensor, rest: tuple[Any, ...], others: dict[str, Any]) -> Tensor:
@@ -125,12 +137,21 @@ def _cast(original: Callable[..., Tensor], tensor: Tensor, rest: tuple[Any, ...]
     return original(tensor, dtype or tensor.dtype, copy=copy, **keywords)
 
 
+_NO_NUMPY: Final = (
+    f"can't convert {GPU} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+)
+"""What CUDA says."""
+
+
 def _from_zeros(original: Callable[..., Any]) -> Callable[..., Any]:
     """What C++ reads from memory: of a tensor of the host without data, zeros are read."""
 
     def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if place_of(tensor) is Place.HOST:
+        place = place_of(tensor)
+        if place is Place.HOST or (place is Place.GPU and original.__name__ == "tolist"):
             return original(torch.zeros(tensor.shape, dtype=tensor.dtype), *args, **kwargs)
+        if place is Place.GPU:
+            raise TypeError(_NO_NUMPY)
         return original(tensor, *args, **kwargs)
 
     return read
@@ -159,6 +180,19 @@ def _repr(original: Callable[..., str]) -> Callable[..., str]:
     return repr_
 
 
+def _contexts() -> Iterator[StandIn]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def function(context: Any, *args: Any, **kwargs: Any) -> Any:
+            if context.device.type != "meta":
+                return original(context, *args, **kwargs)
+            with meant_as_meta():
+                return original(context, *args, **kwargs)
+
+        return function
+
+    yield StandIn(owner="torch.utils._device:DeviceContext", attribute="__torch_function__", make=make)
+
+
 def _makers() -> Iterator[StandIn]:
     """Functions that fill a tensor in C++ on the host and move it there, past Python."""
     for name in ("tensor", "as_tensor", "asarray", "from_numpy"):
@@ -168,7 +202,8 @@ def _makers() -> Iterator[StandIn]:
 def _made_on_host(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def make(*args: Any, **kwargs: Any) -> Tensor:
         device = kwargs.get("device")
-        if is_computing() or not is_gpu(device) or device is None:
+        is_free = device is None and not (args and isinstance(args[0], Tensor))
+        if is_computing() or not is_gpu(default_device() if is_free else device):
             return original(*args, **kwargs)
         needs_grad = kwargs.pop("requires_grad", False)
         data = args[0] if args else kwargs.get("data")

@@ -8,6 +8,17 @@ from ampwise.records.memory import CategoryBytes, MemoryOwner, MemoryPoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change that makes a step take less."""
+
+    __pydantic_config__: ClassVar = CHECKS
+
+    what: str
+    saved_bytes: int
+    """Of the peak as it is, at most: another moment of the step may be the next one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The memory of one training step in one precision."""
 
@@ -34,6 +45,10 @@ class Estimate:
     is_lower_bound: bool = False
     """The imaginary run could not go on; the step takes at least this much."""
     assumptions: tuple[str, ...] = ()
+    batch_size: int | None = None
+    """The script's batch, where the largest one that fits was looked for."""
+    remedies: tuple[Remedy, ...] = ()
+    """What to change where it does not fit, the largest saving first."""
 
     @property
     def needed_bytes(self) -> int:
@@ -47,6 +62,8 @@ class Estimate:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step fits the device; None where none was named."""
+        """Whether the step fits the device; None where none was named, or where it takes an unknown amount more."""
         margin = self.margin_bytes
-        return None if margin is None else margin >= 0
+        if margin is None or (self.is_lower_bound and margin >= 0):
+            return None
+        return margin >= 0
