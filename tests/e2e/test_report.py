@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import examined
 from ampwise.records.files import save_recording
 
 
@@ -123,3 +124,53 @@ def test_torch_stays_out(record, tmp_path):
         "sys.exit(status or 'torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def examination(tmp_path):
+    path = tmp_path / "doctor.json"
+    save_recording(examined.faulty(), path)
+    return path
+
+
+def test_an_examination_is_diagnosed_again_from_its_record(examination, tmp_path):
+    done = _ampwise("report", "doctor.json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Found ")
+    assert "layers.1.wo" in done.stdout
+    assert "start here" in (tmp_path / "doctor.html").read_text("utf-8")
+
+
+def test_an_examination_for_machines(examination, tmp_path):
+    done = _ampwise("report", "--json", "--sarif", "out.sarif", "doctor.json", cwd=tmp_path)
+    findings = json.loads(done.stdout)["findings"]
+    assert findings[0]["module"] == "layers.1.wo"
+    results = json.loads((tmp_path / "out.sarif").read_text())["runs"][0]["results"]
+    assert len(results) == len(findings)
+    assert done.stderr == "sarif: out.sarif\n"
+
+
+def test_two_records_side_by_side(examination, record, tmp_path):
+    save_recording(examined.bare(), tmp_path / "after.json")
+    done = _ampwise("report", "doctor.json", "after.json", "--html", "both.html", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("after.json against doctor.json: ")
+    assert "two recordings side by side" in (tmp_path / "both.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("doctor.json",) * 3, "3 records were given; report shows one, or two side by side"),
+        (("--all", "doctor.json", "run.json"), "--all is for one record; two were given"),
+        (
+            ("--sarif", "s.json", "run.json"),
+            "a comparison's recording has no findings; `ampwise doctor` makes one that",
+        ),
+        (("doctor.json", "run.json", "-o", "run.json"), "run.json is the record itself"),
+    ],
+)
+def test_what_does_not_go_together_is_said(examination, record, tmp_path, words, said):
+    done = _ampwise("report", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr

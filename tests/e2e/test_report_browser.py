@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import examined
 from ampwise.report.html import render_html
 
 pytestmark = pytest.mark.browser
@@ -100,6 +101,49 @@ def test_the_charts_draw_and_nothing_is_loaded(made, visit, tmp_path, name, num_
     assert _num_drawn(document) == num_traces
     assert console == []
     assert asked == set()
+
+
+def _write_examined(folder, recording, diagnosis):
+    page = folder / "report.html"
+    page.write_text(render_html(recording, diagnosis), "utf-8")
+    return page
+
+
+def test_an_examination_draws_what_can_be_seen_and_loads_nothing(visit, tmp_path):
+    page = _write_examined(tmp_path, examined.faulty(), examined.FAULTY)
+    document, console, asked = visit(page)
+    lines, maps, bars, areas = 2 + 2, 2, 8, 2  # loss and step time of two runs; a map's two colours; formats; memory
+    marks = 1 + 1 + 1 + 1 + 1  # the cross, the skips twice, the scale's line, the module without a finite number
+    assert _num_drawn(document) == lines + maps + bars + areas + marks
+    assert console == []
+    assert asked == set()
+
+
+def test_a_hostile_examination_does_not_come_to_life(visit, tmp_path):
+    document, console, _ = visit(_write_examined(tmp_path, *examined.hostile()))
+    found = _Tags(document).found
+    assert not {"img", "bold"} & {tag for tag, _ in found}
+    assert not [tag for tag, names in found if any(name.startswith("on") for name in names)]
+    assert console == []
+
+
+def test_another_map_is_drawn_when_it_is_asked_for(visit, tmp_path):
+    page = _write_examined(tmp_path, examined.faulty(), examined.FAULTY)
+    frame = tmp_path / "frame.html"
+    frame.write_text(
+        "<iframe src='report.html' width=390 height=3000></iframe><script>"
+        "const frame = document.querySelector('iframe');"
+        "frame.onload = () => setTimeout(() => { const page = frame.contentDocument;"
+        "page.querySelectorAll('[data-choices] button')[1].click();"
+        "setTimeout(() => { const shown = [...page.querySelectorAll('[data-figure^=exponents]')];"
+        "const widths = shown.map((one) => one.querySelectorAll('.hm').length > 0 && one.offsetWidth > 0);"
+        "document.title = `${widths} ${page.documentElement.scrollWidth}`; }, 2000); }, 3000);"
+        "</script>",
+        "utf-8",
+    )
+    document, _, _ = visit(frame, "--allow-file-access-from-files")
+    assert page.exists()
+    assert re.search(r"<title>(.*?)</title>", document)[1] == "false,true,false,false,false 390"
 
 
 class _Tags(HTMLParser):

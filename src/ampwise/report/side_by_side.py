@@ -92,7 +92,9 @@ def side_by_side(before: Side, after: Side) -> SideBySide:
 def outcome(both: SideBySide) -> str:
     """What changed, in one sentence."""
     parts = [
-        f"{len(ones)} {word}" for word, ones in (("gone", both.gone), ("new", both.new), ("left", both.kept)) if ones
+        f"{len(ones)} {word}"
+        for word, ones in (("gone", both.gone), ("new", both.new), ("still there", both.kept))
+        if ones
     ]
     found = f"findings: {', '.join(parts)}" if parts else ""
     rows = both.pairs[0].rows if both.pairs else ()

@@ -21,6 +21,9 @@ _STYLES = {Tone.GOOD: "green", Tone.CAUTION: "yellow", Tone.BAD: "red", Tone.PLA
 def render_side_by_side(both: SideBySide, console: Console) -> None:
     """Print what changed: in a sentence, as a table for each pair of runs, and finding by finding."""
     console.print(Text(outcome(both), style="bold"))
+    for side in (both.before, both.after):
+        if side.diagnosis is not None:
+            console.print(Text(f"{inert_line(side.name, max_length=60)}: {verdict_of(side)}"))
     for pair in both.pairs:
         console.print(_table(both, pair))
     for title, findings, tone in groups(both):
@@ -74,8 +77,6 @@ def _table(both: SideBySide, pair: Pair) -> Table:
     for side in (both.before, both.after):
         table.add_column(Text(inert_line(side.name, max_length=40)), justify="right", overflow="fold")
     table.add_column("change", justify="right")
-    if both.before.diagnosis is not None or both.after.diagnosis is not None:
-        table.add_row("verdict", verdict_of(both.before), verdict_of(both.after), "")
     for row in pair.rows:
         table.add_row(row.name, Text(row.before), Text(row.after), Text(row.change, style=_STYLES[row.tone]))
     return table

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+import examined
 import recordings
 from ampwise.records.diagnosis import Diagnosis
 from ampwise.records.finding import Confidence, Finding, Severity
@@ -81,3 +82,39 @@ def test_hostile_texts_are_inert():
     text = shown(Diagnosis(findings=(bad,), reassurances=(recordings.HOSTILE,)))
     assert "\x1b" not in text
     assert "\u202e" not in text
+
+
+def test_of_many_findings_the_worst_are_whole_the_next_have_a_line_and_the_rest_a_count():
+    console = Console(file=io.StringIO(), width=80)
+    render_diagnosis(WATCHED, examined.many(30), console, how_to_see_all="ampwise report --all r.json")
+    text = console.file.getvalue()
+    assert text.count("do: keep") == 3
+    lines = [line for line in text.splitlines() if line.startswith(("error", "warning", "info"))]
+    assert len(lines) == 13
+    assert all(len(line) <= 80 for line in lines[3:])
+    assert "and 17 more: 4 warnings, 13 info" in text
+    assert "all of them in full: ampwise report --all r.json" in text
+    assert len(text.splitlines()) <= 55
+
+
+def test_asked_for_all_every_finding_is_whole():
+    console = Console(file=io.StringIO(), width=80)
+    render_diagnosis(WATCHED, examined.many(30), console, show_all=True, how_to_see_all="ampwise report --all r.json")
+    text = console.file.getvalue()
+    assert text.count("do: keep") == 30
+    assert "--all" not in text
+
+
+@pytest.mark.parametrize("width", [20, 80, 200])
+def test_a_path_longer_than_the_line_stays_whole_so_that_it_can_be_copied(width):
+    diagnosis = examined.many(1)
+    console = Console(file=io.StringIO(), width=width)
+    render_diagnosis(WATCHED, diagnosis, console)
+    assert diagnosis.findings[0].site.module in console.file.getvalue()
+
+
+def test_without_colours_no_escape_is_printed_and_with_them_it_is():
+    for options, is_coloured in (({"no_color": True}, False), ({}, True)):
+        console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="truecolor", **options)
+        render_diagnosis(WATCHED, Diagnosis(findings=(OVERFLOW,)), console)
+        assert ("\x1b[1;31m" in console.file.getvalue()) is is_coloured
