@@ -1,11 +1,15 @@
 """What all walks through a file share: its events, conditions, assignments and jumps."""
 
 import ast
+from functools import cached_property
+from typing import Final
 
 from ampwise.lint.conditions import Conditions
 from ampwise.lint.events import Events
 from ampwise.lint.names import Names
 from ampwise.lint.tree import FUNCTIONS, LOOPS, Tree, dotted
+
+_NOTHING: Final = frozenset[str]()
 
 
 class Ground:
@@ -15,7 +19,7 @@ class Ground:
         self.names = names
         self.events = events
         self.conditions = Conditions()
-        self._stored: dict[ast.stmt, frozenset[str]] = {}
+        self._tree = tree
         self._jumping = _jumping(tree)
 
     def jumps(self, statement: ast.stmt) -> bool:
@@ -24,14 +28,20 @@ class Ground:
 
     def stored(self, statement: ast.stmt) -> frozenset[str]:
         """The names and dotted places that get new values anywhere in ``statement``."""
-        known = self._stored.get(statement)
-        if known is None:
-            if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
-                known = frozenset({statement.name})
-            else:
-                known = frozenset(name for node in ast.walk(statement) if (name := _target(node)) is not None)
-            self._stored[statement] = known
-        return known
+        if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
+            return frozenset({statement.name})
+        return self._stored.get(statement, _NOTHING)
+
+    @cached_property
+    def _stored(self) -> dict[ast.AST, frozenset[str]]:
+        found: dict[ast.AST, set[str]] = {}
+        for node in self._tree.nodes(ast.Name, ast.Attribute, ast.Subscript):
+            if isinstance(node.ctx, ast.Load) or (name := dotted(node)) is None:
+                continue
+            for outer in self._tree.ancestors(node):
+                if isinstance(outer, ast.stmt):
+                    found.setdefault(outer, set()).add(name)
+        return {statement: frozenset(names) for statement, names in found.items()}
 
 
 def _jumping(tree: Tree) -> set[ast.AST]:
@@ -45,9 +55,3 @@ def _jumping(tree: Tree) -> set[ast.AST]:
                 break
             found.add(outer)
     return found
-
-
-def _target(node: ast.AST) -> str | None:
-    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
-        return dotted(node)
-    return None

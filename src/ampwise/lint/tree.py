@@ -147,12 +147,20 @@ class Tree:
 
     def inside(self, outer: ast.AST, *kinds: type[Node]) -> Iterator[Node]:
         """The nodes of these classes within ``outer``, itself included, in source order, nested functions too."""
-        stack = [outer]
+        fields, no_fields = _FIELDS, ()
+        stack: list[ast.AST] = [outer]
         while stack:
             node = stack.pop()
             if isinstance(node, kinds):
                 yield node
-            stack.extend(reversed(list(ast.iter_child_nodes(node))))
+            first = len(stack)
+            for field in fields.get(node.__class__, no_fields):
+                value = getattr(node, field, None)
+                if value.__class__ is list:
+                    stack.extend(item for item in cast("list[object]", value) if isinstance(item, ast.AST))
+                elif isinstance(value, ast.AST):
+                    stack.append(value)
+            stack[first:] = stack[first:][::-1]
 
 
 def _is_inside(child: ast.AST, scope: Scope) -> bool:
