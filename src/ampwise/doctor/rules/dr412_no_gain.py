@@ -26,15 +26,28 @@ INFO = RuleInfo(
     "apex issue 297, fairchem issue 397, minGPT issue 51.",
     bad=(
         Example(
-            title="large weights, two samples",
+            title="thin layers with casts between them",
             source="""
 import torch
 
-model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(6)))
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).float().sin()
+        return x
+
+
+model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+x = torch.randn(50_000, 16)
 for _ in range(20):
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = model(torch.randn(2, 1024)).float().square().mean()
+        loss = model(x).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -25,8 +25,8 @@ def found(expanded, *, steps=(3, 4)):
 def test_the_repetitions_are_told_in_bytes_with_the_cast_to_write():
     (finding,) = found(16 * 2**20)
     assert finding.message == (
-        "The cast to fp16 for aten.bmm at aten._to_copy in attn writes out an expanded tensor: 8.00 MiB more a step than "
-        "it holds."
+        "The cast to fp16 for aten.bmm at aten._to_copy in attn writes out an expanded tensor: 8.00 MiB more a step "
+        "than it holds."
     )
     assert finding.evidence == "1 a step from fp32, 12.0 MiB read and written, 8.00 MiB of it repetitions"
     assert "x.to(torch.float16).expand(...)" in finding.remedy
