@@ -14,6 +14,7 @@ from ampwise.cli.plan_text import diff_lines, plan_lines, preset_lines
 from ampwise.plan.diff import diff as differences
 from ampwise.plan.find import find_plan
 from ampwise.plan.operators import cast_lists
+from ampwise.plan.pinning import outdated_pin
 from ampwise.plan.plan import Plan
 from ampwise.plan.presets import presets
 from ampwise.plan.writing import pinned, to_toml
@@ -108,6 +109,9 @@ def check(plan: str, script: tuple[str, ...], *, is_module: bool, as_json: bool)
     _print([f"{inert_line(plan)}: no mistakes; {num} rule{'s' * (num != 1)}, {found.default} elsewhere"])
     if found.torch is None and found.rules:
         _print([f'its cast lists are not pinned: torch = "{_installed()}" keeps an upgrade from changing them'])
+    outdated = outdated_pin(found)
+    if outdated is not None:
+        say(outdated)
     return int(layout is not None and _warn(found, layout))
 
 

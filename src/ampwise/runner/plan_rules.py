@@ -40,6 +40,7 @@ class PlanRules:
         self._known: WeakSet[nn.Module] = WeakSet()
         self._stack = ExitStack()
         self._matches: dict[int, dict[str, None]] = {}
+        self._uncalled: set[str] = set()
         self._paths: dict[str, dict[str, None]] = {}
 
     def start(self) -> None:
@@ -59,7 +60,7 @@ class PlanRules:
             rule = self._plan.rules[index]
             yield f"plan: rules[{index}], {rule.formats()} for {rule.place()}: {_shown([*paths])}"
         models = {root: paths for root, paths in self._paths.items() if len(paths) > 1} or self._paths
-        for sentence in _gathered(without_effect(self._plan, models)):
+        for sentence in _gathered(without_effect(self._plan, models, matches=self._matches, uncalled=self._uncalled)):
             yield f"plan: {sentence}"
 
     def _around_call(self, proceed: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,6 +79,7 @@ class PlanRules:
         put(replace(bound, places=free), device_type=self._device_type, stack=self._stack)
         self._known.update(module.modules())
         self._paths.setdefault(root, {}).update(dict.fromkeys(bound.paths))
+        self._uncalled |= bound.uncalled
         for index, paths in bound.matches.items():
             self._matches.setdefault(index, {}).update(dict.fromkeys(paths))
 

@@ -67,7 +67,7 @@ def apply_plan(model: nn.Module, plan: Plan | str, *, optimizers: Optimizer | Se
         device_type = device_type_of_model(model)
         _switch(plan, bound, device_type, stack)
         put(bound, device_type=device_type, stack=stack, outermost=model)
-        for sentence in without_effect(plan, {"": bound.paths}):
+        for sentence in without_effect(plan, {"": bound.paths}, matches=bound.matches, uncalled=bound.uncalled):
             warnings.warn(f"plan: {sentence}", stacklevel=2)
         return once(stack.pop_all().close)
     raise AssertionError  # no ExitStack swallows an exception that nothing in it swallows

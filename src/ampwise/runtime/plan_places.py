@@ -14,6 +14,7 @@ from ampwise._base.errors import AmpwiseError, CannotRunError, PlanError
 from ampwise._base.text import inert_line
 from ampwise.plan.binding import misfits
 from ampwise.plan.patterns import covers, is_match
+from ampwise.plan.pinning import outdated_pin
 from ampwise.plan.plan import Plan, Resolved, Rule
 from ampwise.runtime.cast_values import DTYPES, LOW
 from ampwise.runtime.op_rules import Entries, Formats, OpTable, is_known, table_of
@@ -43,6 +44,8 @@ class Bound:
     """For each of the plan's rules that holds somewhere in it: the modules that the rule itself means."""
     paths: tuple[str, ...]
     """Of all modules, as rules may name them."""
+    uncalled: frozenset[str]
+    """Paths of modules whose weights another reads without calling them."""
 
 
 def bind(model: nn.Module, plan: Plan, *, prefix: str = "", root: str = "", with_default: bool = True) -> Bound:
@@ -73,12 +76,35 @@ def bind(model: nn.Module, plan: Plan, *, prefix: str = "", root: str = "", with
         places=places,
         matches={index: tuple(_meant(plan.rules[index], held, root=root)) for index in sorted(holding)},
         paths=tuple(tree.paths.values()),
+        uncalled=frozenset(tree.paths[raw] for raw in tree.modules if tree.is_uncalled(raw)),
     )
 
 
-def without_effect(plan: Plan, modules: Mapping[str, Collection[str]]) -> Iterator[str]:
-    """A sentence for each rule that does nothing to the models whose modules are given by the root's name."""
+def without_effect(
+    plan: Plan,
+    modules: Mapping[str, Collection[str]],
+    *,
+    matches: Mapping[int, Collection[str]],
+    uncalled: Collection[str],
+) -> Iterator[str]:
+    """A sentence for each rule that does nothing, or not what it did when it was written.
+
+    Args:
+        plan: whose rules.
+        modules: the paths of all modules, by the root's name.
+        matches: for each rule, the modules that it means.
+        uncalled: modules whose weights another reads.
+    """
+    outdated = outdated_pin(plan)
+    if outdated is not None:
+        yield outdated
     yield from misfits(plan, modules)
+    for index, paths in matches.items():
+        if paths and all(path in uncalled for path in paths):
+            yield (
+                f"rules[{index}]: {plan.rules[index].place()} has no effect: nn.MultiheadAttention reads the weights of "
+                "its out_proj without calling it; give the rule to the attention module itself"
+            )
     for index, rule in enumerate(plan.rules):
         if not _is_possible(rule):
             name = inert_line(rule.op or "", max_length=60)
@@ -105,6 +131,11 @@ class _Tree:
             if id(module) not in seen:
                 seen.add(id(module))
                 yield raw, module
+
+    def is_uncalled(self, raw: str) -> bool:
+        """Whether the module is one whose weights another reads without calling it."""
+        parent, _, name = raw.rpartition(".")
+        return name == "out_proj" and isinstance(self.modules[parent], nn.MultiheadAttention)
 
     def caller(self, raw: str) -> str | None:
         """The path of the module whose forward the module is called in; None for the model itself."""

@@ -516,3 +516,15 @@ def test_cuda_lists_are_shared_and_go_with_the_last_plan(x):
     with plan_in_effect(models[0], plan()):
         models[0](x)
     assert models[0].wo.dtypes["softmax"] is BF16
+
+
+def test_a_rule_on_what_attention_reads_itself_warns():
+    model = nn.Sequential(nn.MultiheadAttention(4, 2))
+    with pytest.warns(UserWarning, match=r"rules\[0\]: \*\.out_proj has no effect: nn.MultiheadAttention reads"):
+        apply_plan(model, plan({"module": "*.out_proj", "compute": "fp32"}))()
+    apply_plan(model, plan({"module": "0", "compute": "fp32"}))()
+
+
+def test_a_plan_of_another_torch_warns():
+    with pytest.warns(UserWarning, match=r'plan: torch = "2.1": the installed torch is'):
+        apply_plan(net(), plan(torch="2.1"))()

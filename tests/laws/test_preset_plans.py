@@ -1,0 +1,103 @@
+"""Laws of every preset, on a model that has a module for each of its rules."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ampwise.plan.presets import presets
+from ampwise.runtime.casting import apply_plan, plan_in_effect
+
+NOT_ON_A_CPU = {"tf32", "fp8"}
+NAMES = sorted(presets().keys() - NOT_ON_A_CPU)
+BACKENDS = [
+    "aot_eager",
+    pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.leaves_behind("inductor adds to sys.path")]),
+]
+
+
+class Norm(nn.Module):
+    """RMSNorm by hand."""
+
+    def forward(self, x):
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+
+
+class Rotary(nn.Module):
+    def forward(self, x):
+        angles = torch.arange(x.shape[-2], device=x.device, dtype=x.dtype)[:, None] * 0.3
+        return x * torch.cos(angles).to(x.dtype)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rotary, self.norm, self.gate = Rotary(), Norm(), nn.Linear(8, 2)
+        self.wi, self.wo, self.vae, self.lm_head = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        x = self.rotary(self.norm(x))
+        routes = F.softmax(self.gate(x), -1)
+        x = x + self.wo(torch.relu(self.wi(x))) * routes[..., :1]
+        x = F.rms_norm(F.layer_norm(x, (8,)), (8,))
+        return self.lm_head(self.vae(x))
+
+
+def model(name):
+    torch.manual_seed(0)
+    made = nn.Sequential(Block())
+    return made.to(torch.bfloat16) if presets()[name].plan.parameters == "bf16" else made
+
+
+def plan_of(name, net):
+    """The preset's plan with what keeps its updates."""
+    options = {}
+    if presets()[name].plan.updates != "nearest":
+        options["optimizers"] = torch.optim.SGD(net.parameters(), lr=0.1)
+    return apply_plan(net, presets()[name].plan, **options)
+
+
+def outcome(call, net):
+    x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    for p in net.parameters():
+        p.grad = None
+    out = call(x)
+    out.float().square().mean().backward()
+    return [out.detach(), x.grad, *(p.grad for p in net.parameters())]
+
+
+@pytest.mark.filterwarnings("ignore:plan. rules")  # a preset names modules of other models too
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_equals_eager(name, backend):
+    net = model(name)
+    undo = plan_of(name, net)
+    try:
+        eager = outcome(net, net)
+        torch._dynamo.reset()
+        compiled = outcome(torch.compile(net, backend=backend, fullgraph=True), net)
+    finally:
+        undo()
+    for one, other in zip(eager, compiled, strict=True):
+        assert one.dtype is other.dtype
+        if backend == "aot_eager":
+            assert torch.equal(one, other)
+        else:  # it keeps fp32 between operators that it fuses
+            assert torch.allclose(one.float(), other.float(), atol=0.03, rtol=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:plan. rules")
+def test_the_model_has_a_place_for_every_rule_on_modules():
+    from ampwise.runtime.plan_places import bind
+
+    plan = presets()["fp16-safe"].plan
+    matches = bind(model("fp16-safe"), plan).matches
+    missing = [rule.module for index, rule in enumerate(plan.rules) if rule.module and not matches.get(index)]
+    assert missing == ["*.router"]  # which the gate stands for
+
+
+def test_a_plan_in_effect_may_be_an_evaluations():
+    net = model("bf16")
+    with plan_in_effect(net, "bf16"):
+        low = outcome(net, net)
+    assert not torch.equal(low[0], outcome(net, net)[0])
