@@ -16,6 +16,8 @@ class Smallness:
     num_zeros: int
     num_nonzero: int
     num_subnormal: int
+    is_all_zero: bool
+    """No gradient of the run, in whatever format it is held, had a number that is not zero."""
     worst: tuple[str, float]
     """The module with the largest share of those below the normal numbers, and that share."""
 
@@ -43,6 +45,7 @@ def smallness(case: Case) -> Smallness | None:
         num_zeros=sum(one.histogram.num_zeros for one in tensors),
         num_nonzero=sum(one.histogram.num_nonzero for one in tensors),
         num_subnormal=sum(round(subnormal * one.histogram.num_nonzero) for one, subnormal in both),
+        is_all_zero=not any(one.histogram.num_nonzero for one in numerics.tensors if _is_gradient(one)),
         worst=(worst.module, share),
     )
 

@@ -51,6 +51,11 @@ def test_a_fault_is_traced_up_to_the_step_behind_it():
     assert (traced.role, traced.spec.instruments, traced.spec.stop_after) == (Role.TRACED, ("nonfinite",), 5)
 
 
+def test_a_fault_is_traced_in_fp32_too():
+    (_, fp32) = follow_ups(with_losses(HEALTHY, at_3=math.nan), SPEC)
+    assert (fp32.role, fp32.spec.instruments) == (Role.IN_FP32, ("nonfinite",))
+
+
 def test_a_fault_under_a_loss_scale_is_looked_for_without_it():
     assert roles(with_losses(FP16, at_3=math.inf)) == [Role.TRACED, Role.UNSCALED, Role.IN_FP32]
     assert roles(with_losses(HEALTHY, at_3=math.inf)) == [Role.TRACED, Role.IN_FP32]

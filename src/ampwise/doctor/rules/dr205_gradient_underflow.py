@@ -52,7 +52,7 @@ def check(case: Case) -> Iterator[Finding]:
     losses = [step.loss for step in case.steps if step.loss is not None]
     if found is None or forward_is_lost(case) or not any(losses):
         return
-    if found.num_nonzero == 0:
+    if found.is_all_zero:
         yield _finding(
             case, found, f"All {found.num_zeros} gradients looked at are zero in fp16, while the loss is not."
         )
@@ -82,7 +82,7 @@ def _finding(case: Case, found: Smallness, message: str) -> Finding:
     total = found.num_zeros + found.num_nonzero
     return Finding(
         rule=INFO.id,
-        severity=Severity.ERROR if found.num_nonzero == 0 else INFO.severity,
+        severity=Severity.ERROR if found.is_all_zero else INFO.severity,
         confidence=Confidence.LIKELY,
         message=message,
         site=Site(phase=Phase.BACKWARD, module=found.worst[0]),

@@ -41,10 +41,11 @@ def test_a_quarter_below_the_normal_numbers_is_a_warning():
         run(numerics=numerics(tensor(TensorKind.ACTIVATION, *TINY))),
         run(numerics=numerics(tensor(TensorKind.GRADIENT, *TINY, amax=(float("inf"),)))),
         run(losses=[0.0] * 20, numerics=ALL_ZERO),
+        run(numerics=numerics(*ALL_ZERO.tensors, tensor(TensorKind.WEIGHT_GRADIENT, *PLAIN, dtype="fp32"))),
         run(losses=LOST, numerics=ALL_ZERO),
         run(),
     ],
-    ids=["few", "bf16", "activation", "not finite", "no loss", "lost", "not measured"],
+    ids=["few", "bf16", "activation", "not finite", "no loss", "a dead branch", "lost", "not measured"],
 )
 def test_others_are_none(record):
     assert list(RULE.check(of(record))) == []
