@@ -3,7 +3,7 @@
 import html
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ampwise._base.text import inert_line
@@ -37,13 +37,12 @@ def exponent_map(record: NumericsRecord, kind: TensorKind, format_: FloatFormat)
     low, high = _exponents(shown, format_)
     columns = list(range(low, high + 1))
     smallest, largest = limits(format_)
-    held = [[_log(row.get(x)) if smallest <= x <= largest else None for x in columns] for row in shown]
-    lost = [[_log(row.get(x)) if not smallest <= x <= largest else None for x in columns] for row in shown]
-    texts = [[_percent(row.get(x)) for x in columns] for row in shown]
+    held = [{x: share for x, share in row.items() if smallest <= x <= largest} for row in shown]
+    lost = [{x: share for x, share in row.items() if not smallest <= x <= largest} for row in shown]
     names = [html.escape(inert_line(label, max_length=200), quote=False) for label in labels]
     data = [
-        _cells(columns, held, texts, names, colour=_HELD, said=""),
-        _cells(columns, lost, texts, names, colour=_LOST, said=f"<br>outside of {format_.name}"),
+        _cells(columns, held, names, colour=_HELD, said=""),
+        _cells(columns, lost, names, colour=_LOST, said=f"<br>outside of {format_.name}"),
         *_ranges(low, high),
         *_non_finite([rows[label] for label in labels], names, x=high),
     ]
@@ -111,20 +110,17 @@ def _percent(share: float | None) -> str:
     return "" if not share else f"{share:.3g}" if share < 1e-4 else f"{share:.2%}"
 
 
-def _cells(
-    columns: Sequence[int], z: list[list[float | None]], texts: list[list[str]], names: list[str], **look: str
-) -> Figure:
+def _cells(columns: Sequence[int], rows: Sequence[Mapping[int, float]], names: Sequence[str], **look: str) -> Figure:
     colour, said = look["colour"], look["said"]
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return {
         "type": "heatmap",
         "x": list(columns),
-        "y": list(range(len(names))),
-        "z": z,
-        "text": texts,
-        "customdata": [[name] * len(columns) for name in names],
+        "y": list(names),
+        "z": [[_log(row.get(x)) for x in columns] for row in rows],
+        "text": [[_percent(row.get(x)) for x in columns] for row in rows],
         "hoverongaps": False,
-        "hovertemplate": f"%{{customdata}}<br>2<sup>%{{x}}</sup>: %{{text}} of its numbers{said}<extra></extra>",
+        "hovertemplate": f"%{{y}}<br>2<sup>%{{x}}</sup>: %{{text}} of its numbers{said}<extra></extra>",
         "colorscale": [[0, f"rgba({red},{green},{blue},0.12)"], [1, f"rgba({red},{green},{blue},1)"]],
         "zmin": _LEAST,
         "zmax": 0,
@@ -166,7 +162,7 @@ def _non_finite(rows: Sequence[MagnitudeHistogram], names: Sequence[str], *, x: 
             "type": "scatter",
             "mode": "markers",
             "x": [x] * len(bad),
-            "y": bad,
+            "y": [names[one] for one in bad],
             "text": [f"{names[one]}<br>{rows[one].num_infinite} inf, {rows[one].num_nan} NaN" for one in bad],
             "marker": {"symbol": "x", "size": 9, "color": _BAD},
             "showlegend": False,
@@ -186,6 +182,7 @@ def _map_layout(labels: Sequence[str], columns: Sequence[int], format_: FloatFor
     made["yaxis"] = {
         **AXIS,
         "domain": [0, split - 8 / total],
+        "type": "category",
         "range": [len(labels) - 0.5, -0.5],
         "tickvals": list(range(len(labels))),
         "ticktext": [html.escape(_cut(label), quote=False) for label in labels],

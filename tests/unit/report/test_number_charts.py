@@ -40,7 +40,7 @@ def test_a_module_without_a_finite_number_keeps_its_row_and_gets_a_cross():
     assert figure["layout"]["yaxis"]["ticktext"][-1] == "head"
     assert cells(held, len(held["z"]) - 1) == {}
     cross = next(trace for trace in figure["data"] if trace.get("mode") == "markers")
-    assert cross["y"] == [len(held["z"]) - 1]
+    assert cross["y"] == ["head"]
     assert cross["text"] == ["head<br>0 inf, 4 NaN"]
 
 
