@@ -1,4 +1,12 @@
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
 from ampwise import __version__
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
 
 project = "ampwise"
 author = "the ampwise developers"
@@ -7,3 +15,10 @@ extensions = ["myst_parser"]
 exclude_patterns = ["_build"]
 html_theme = "alabaster"
 myst_heading_anchors = 3
+
+
+def setup(app: Sphinx) -> None:
+    """The pages of rules are written from the rules before any page is read."""
+    from rule_pages import write_rule_pages
+
+    app.connect("builder-inited", lambda _: write_rule_pages(HERE / "rules"))

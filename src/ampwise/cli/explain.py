@@ -1,4 +1,4 @@
-"""``ampwise explain``: what a format, a number in each, an operator or a rule of lint is."""
+"""``ampwise explain``: what a format, a number in each, an operator or a rule is."""
 
 import json
 import math
@@ -62,17 +62,18 @@ class _TakesNegativeNumbers(click.Command):
 @click.option("--plan", metavar="PLAN", help="Say of an operator what this plan makes of it: a file, or a preset.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(word: str, *, plan: str | None, as_json: bool) -> None:
-    """Explain a format, what a number becomes in each format, in which precision an operator runs, or a rule of lint.
+    """Explain a format, what a number becomes in each format, in which precision an operator runs, or a rule.
 
     WORD is a format (fp16, bf16, half, ...), a number (1e-8, 65520, -3e5, 2^-24, 1/3, nan, inf), an operator
-    (softmax, F.layer_norm, nn.BCELoss, attention, @, ...) or a rule (MP101).
+    (softmax, F.layer_norm, nn.BCELoss, attention, @, ...) or a rule of lint (MP101) or the
+    doctor (DR101).
 
     \b
     ampwise explain fp16
     ampwise explain 1e-8
     ampwise explain softmax
     ampwise explain --plan plan.toml softmax
-    ampwise explain MP101
+    ampwise explain DR101
     """  # noqa: D301 - click's mark for a block kept as it is
     if plan is not None:
         _explain_in_plan(word, plan, as_json=as_json)
@@ -113,7 +114,7 @@ def _facts(word: str) -> FormatFacts | NumberFacts | OperatorDescription | RuleI
     raise UsageError(
         f'"{shown}" is neither a format nor a number nor an operator{hint} '
         f"(formats: {', '.join(FORMATS)}; numbers as in 1e-8, 65520, 2^-24, nan, inf; operators as in softmax; "
-        "rules as in MP101)"
+        "rules as in MP101 or DR101)"
     )
 
 

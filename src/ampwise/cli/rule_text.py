@@ -8,7 +8,7 @@ from ampwise._base.errors import UsageError
 from ampwise._base.suggest import closest
 from ampwise.records.finding import Example, Fixable, RuleInfo
 
-_RULE_ID = re.compile(r"MP\d{1,4}", re.IGNORECASE)
+_RULE_ID = re.compile(r"(?:MP|DR)\d{1,4}", re.IGNORECASE)
 _WIDTH = 80
 _FIXES = {
     Fixable.NO: "has no automatic fix",
@@ -25,16 +25,25 @@ def find_rule(word: str) -> RuleInfo | None:
     """
     if not _RULE_ID.fullmatch(word.strip()):
         return None
-    from ampwise.lint.rule import all_rules
-    from ampwise.lint.unreadable import UNREADABLE
-
-    known = {info.id: info for info in (UNREADABLE, *(rule.info for rule in all_rules()))}
+    known = {info.id: info for info in _rules(word.strip()[:2].upper())}
     name = word.strip().upper()
     if name not in known:
         near = closest(name, [one.lower() for one in known])
         hint = f'; did you mean "{near.upper()}"?' if near else ""
         raise UsageError(f'"{name}" is no rule{hint} (rules: {", ".join(known)})')
     return known[name]
+
+
+def _rules(letters: str) -> list[RuleInfo]:
+    """What lint's or the doctor's rules say of themselves."""
+    if letters == "DR":
+        from ampwise.doctor.rule import all_rules as doctors_rules
+
+        return [rule.info for rule in doctors_rules()]
+    from ampwise.lint.rule import all_rules
+    from ampwise.lint.unreadable import UNREADABLE
+
+    return [UNREADABLE, *(rule.info for rule in all_rules())]
 
 
 def rule_lines(info: RuleInfo) -> Iterator[str]:
@@ -50,6 +59,8 @@ def rule_lines(info: RuleInfo) -> Iterator[str]:
 
 
 def _summary(info: RuleInfo) -> str:
+    if info.id.startswith("DR"):
+        return info.severity.value
     on = "on by default" if info.on_by_default else "off by default, on with lint --select ALL"
     return f"{info.severity.value}; {on}; {_FIXES[info.fixable]}"
 
