@@ -94,6 +94,8 @@ def _share(case: Case, record: SyncRecord, place: SyncPlace) -> float | None:
 def _call(place: SyncPlace) -> str:
     if place.kind is SyncKind.SCALAR and place.call in _DECISIONS:
         return f"`{place.call.removesuffix('()')}` on a tensor"
+    if place.kind is SyncKind.SCALAR and "(" not in place.call:
+        return "Reading one number"
     return f"`{place.call}`"
 
 
@@ -103,6 +105,11 @@ def _remedy(place: SyncPlace) -> str:
         return (
             "The optimizer or the scaler reads a number. `from ampwise import GradScaler` decides on the device; "
             "an optimizer with `fused=True` or `capturable=True` does too."
+        )
+    if place.kind is SyncKind.SCALAR and place.site.phase is Phase.FORWARD and place.call not in _DECISIONS:
+        return (
+            "The model itself asks for it. In a library it is often a check of a mask: give none where nothing is padded; "
+            "in code of your own use `torch.where`."
         )
     if place.kind is SyncKind.SCALAR and place.call in _DECISIONS:
         return "Decide on the device: `torch.where(condition, a, b)`, `torch.minimum(best, loss.detach())`."

@@ -46,6 +46,7 @@ def test_a_wait_that_takes_time_is_a_warning():
         (place("torch.cuda.synchronize()", kind=SyncKind.EXPLICIT), "out of the loop"),
         (place("aten.x", kind=SyncKind.OTHER), "on the device"),
         (place(phase=Phase.OPTIMIZER), "from ampwise import GradScaler"),
+        (place("one number read", phase=Phase.FORWARD), "check of a mask"),
     ],
 )
 def test_each_kind_has_its_replacement(one, remedy):
@@ -56,6 +57,8 @@ def test_each_kind_has_its_replacement(one, remedy):
 def test_a_decision_is_called_one():
     (finding,) = RULE.check(case(place("if")))
     assert finding.message.startswith("`if` on a tensor would wait")
+    (other,) = RULE.check(case(place("one number read")))
+    assert other.message.startswith("Reading one number would wait")
 
 
 def test_a_read_now_and_then_is_told_and_is_no_finding():

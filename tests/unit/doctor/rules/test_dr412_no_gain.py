@@ -17,7 +17,8 @@ def run(cpu_ms, *products, **fields):
 def test_no_gain_is_told_with_both_times_and_every_cause():
     (finding,) = check(run(95.0), speeds.fp32(cpu_ms=96.0))
     assert finding.message == (
-        "bf16 gains no time over fp32. The largest cause: operators that the format does not make faster (70%)."
+        "bf16 gains hardly any time over fp32 (1.01 times as fast). The largest cause: operators that the format does "
+        "not make faster (70%)."
     )
     assert finding.evidence == (
         "95 ms of CPU time a step, 96 ms in fp32; operators that the format does not make faster 70%, "
