@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from ampwise.plan.presets import presets
 from ampwise.runtime.casting import apply_plan, plan_in_effect

@@ -115,7 +115,9 @@ class _Reader:
         try:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            return self._refuse(source, f"is not valid TOML: {inert_line(str(error))}")
+            hint = "; it looks like JSON, and plans are TOML: ampwise plan show --toml t5 prints one"
+            is_json = text.lstrip().startswith("{")
+            return self._refuse(source, f"is not valid TOML: {inert_line(str(error))}{hint if is_json else ''}")
         except RecursionError:
             return self._refuse(source, "is not a plan: its values are nested too deeply")
         if not table:

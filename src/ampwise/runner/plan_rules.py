@@ -19,6 +19,7 @@ from ampwise.plan.plan import Plan
 from ampwise.runner.script import RefusedRun
 from ampwise.runtime.cast_forward import cast_forward_of
 from ampwise.runtime.casting import put
+from ampwise.runtime.float8 import linears_in_float8
 from ampwise.runtime.plan_places import bind, without_effect
 
 _NUM_NAMED = 3
@@ -60,7 +61,8 @@ class PlanRules:
             rule = self._plan.rules[index]
             yield f"plan: rules[{index}], {rule.formats()} for {rule.place()}: {_shown([*paths])}"
         models = {root: paths for root, paths in self._paths.items() if len(paths) > 1} or self._paths
-        for sentence in _gathered(without_effect(self._plan, models, matches=self._matches, uncalled=self._uncalled)):
+        sentences = without_effect(self._plan, models, matches=self._matches, uncalled=self._uncalled)
+        for sentence in _gathered(sentences, [path for paths in models.values() for path in paths]):
             yield f"plan: {sentence}"
 
     def _around_call(self, proceed: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,6 +79,8 @@ class PlanRules:
         bound = bind(module, self._plan, prefix=inner, root=root, with_default=False)
         free = tuple(place for place in bound.places if cast_forward_of(place.module) is None)
         put(replace(bound, places=free), device_type=self._device_type, stack=self._stack)
+        if bound.float8:
+            self._stack.callback(linears_in_float8(module, bound.float8))
         self._known.update(module.modules())
         self._paths.setdefault(root, {}).update(dict.fromkeys(bound.paths))
         self._uncalled |= bound.uncalled
@@ -84,7 +88,7 @@ class PlanRules:
             self._matches.setdefault(index, {}).update(dict.fromkeys(paths))
 
 
-def _gathered(sentences: Iterable[str]) -> Iterator[str]:
+def _gathered(sentences: Iterable[str], paths: Iterable[str]) -> Iterator[str]:
     """One sentence for all rules that match nothing and resemble nothing, as a preset for many models has them."""
     idle: list[str] = []
     for sentence in sentences:
@@ -93,7 +97,11 @@ def _gathered(sentences: Iterable[str]) -> Iterator[str]:
         else:
             yield sentence
     if idle:
-        yield f"{', '.join(idle)}{NO_MODULE if len(idle) == 1 else ' match no module'}"
+        beginnings = ", ".join(dict.fromkeys(path.partition(".")[0] for path in paths if path))
+        yield (
+            f"rules on {', '.join(idle)}: no module is called so"
+            + (f" (the model's begin with {inert_line(beginnings, max_length=120)})" if beginnings else "")
+        )
 
 
 def _shown(paths: list[str]) -> str:

@@ -19,6 +19,7 @@ from ampwise.plan.find import find_plan
 from ampwise.plan.plan import Lists, Plan, Updates
 from ampwise.runtime.cast_forward import CastForward, cast_forward_of
 from ampwise.runtime.cast_values import DTYPES, LOW
+from ampwise.runtime.float8 import linears_in_float8
 from ampwise.runtime.placement import current_device
 from ampwise.runtime.plan_places import Bound, bind, without_effect
 from ampwise.runtime.small_updates import keep_all
@@ -67,6 +68,8 @@ def apply_plan(model: nn.Module, plan: Plan | str, *, optimizers: Optimizer | Se
         device_type = device_type_of_model(model)
         _switch(plan, bound, device_type, stack)
         put(bound, device_type=device_type, stack=stack, outermost=model)
+        if bound.float8:
+            stack.callback(linears_in_float8(model, bound.float8))
         for sentence in without_effect(plan, {"": bound.paths}, matches=bound.matches, uncalled=bound.uncalled):
             warnings.warn(f"plan: {sentence}", stacklevel=2)
         return once(stack.pop_all().close)

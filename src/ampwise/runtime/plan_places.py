@@ -13,14 +13,18 @@ from torch import nn
 from ampwise._base.errors import AmpwiseError, CannotRunError, PlanError
 from ampwise._base.text import inert_line
 from ampwise.plan.binding import misfits
+from ampwise.plan.names import operators_meant
 from ampwise.plan.patterns import covers, is_match
 from ampwise.plan.pinning import outdated_pin
 from ampwise.plan.plan import Plan, Resolved, Rule
 from ampwise.runtime.cast_values import DTYPES, LOW
+from ampwise.runtime.float8 import fits_float8, float8_fault
 from ampwise.runtime.op_rules import Entries, Formats, OpTable, is_known, table_of
+from ampwise.runtime.placement import current_device
 
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """What wrappers call the module within: plans name the module as if it stood alone."""
+_LINEAR = operators_meant("linear")
 _REGION_FORMATS = ("fp32", "bf16", "fp16")
 
 
@@ -46,6 +50,8 @@ class Bound:
     """Of all modules, as rules may name them."""
     uncalled: frozenset[str]
     """Paths of modules whose weights another reads without calling them."""
+    float8: tuple[str, ...]
+    """Linear layers that are computed in fp8, by torch's own paths."""
 
 
 def bind(model: nn.Module, plan: Plan, *, prefix: str = "", root: str = "", with_default: bool = True) -> Bound:
@@ -64,6 +70,7 @@ def bind(model: nn.Module, plan: Plan, *, prefix: str = "", root: str = "", with
     """
     tree = _Tree.of(model, prefix=prefix)
     held = {path: _holding(plan, path, root=root) for path in dict.fromkeys(tree.paths.values())}
+    _check_float8(model, plan)
     regions = _regions(tree, plan, held, with_default=with_default)
     tables = _tables(tree, plan, held)
     places = tuple(
@@ -76,6 +83,7 @@ def bind(model: nn.Module, plan: Plan, *, prefix: str = "", root: str = "", with
         places=places,
         matches={index: tuple(_meant(plan.rules[index], held, root=root)) for index in sorted(holding)},
         paths=tuple(tree.paths.values()),
+        float8=tuple(raw for raw, module in tree.firsts() if raw and _is_float8(plan, module, held[tree.paths[raw]])),
         uncalled=frozenset(tree.paths[raw] for raw in tree.modules if tree.is_uncalled(raw)),
     )
 
@@ -102,8 +110,8 @@ def without_effect(
     for index, paths in matches.items():
         if paths and all(path in uncalled for path in paths):
             yield (
-                f"rules[{index}]: {plan.rules[index].place()} has no effect: nn.MultiheadAttention reads the weights of "
-                "its out_proj without calling it; give the rule to the attention module itself"
+                f"rules[{index}]: {plan.rules[index].place()} has no effect: nn.MultiheadAttention reads the weights "
+                "of its out_proj without calling it; give the rule to the attention module itself"
             )
     for index, rule in enumerate(plan.rules):
         if not _is_possible(rule):
@@ -241,6 +249,30 @@ def _operators(plan: Plan) -> dict[int, frozenset[str]]:
     }
 
 
+def _check_float8(model: nn.Module, plan: Plan) -> None:
+    """Refuse fp8 where nothing computes in it."""
+    index = next((index for index, rule in enumerate(plan.rules) if _asks_for_float8(rule)), None)
+    if index is None:
+        return
+    tensor = next(model.parameters(), None)
+    fault = float8_fault(current_device() if tensor is None else tensor.device)
+    if fault is not None:
+        name = plan.rules[index].compute
+        raise CannotRunError(
+            f"rules[{index}].compute: {name} is for linear layers on a GPU, and {fault}. "
+            f"What its rounding does to the training is shown on a CPU: ampwise run --emulate fp8 SCRIPT"
+        )
+
+
+def _asks_for_float8(rule: Rule) -> bool:
+    return rule.compute == "fp8_e4m3" and rule.operators == _LINEAR and rule.output is None
+
+
+def _is_float8(plan: Plan, module: nn.Module, indices: Sequence[int]) -> bool:
+    deciding = [plan.rules[index] for index in indices if (plan.rules[index].operators or _LINEAR) >= _LINEAR]
+    return bool(deciding) and _asks_for_float8(deciding[-1]) and fits_float8(module)
+
+
 def _entries(plan: Plan, indices: Sequence[int], operators: Mapping[int, frozenset[str]]) -> dict[str, Formats | None]:
     """What holds for operators in a module, as far as a rule on operators decides: the last that holds does."""
     entries: dict[str, Formats | None] = {}
@@ -249,7 +281,10 @@ def _entries(plan: Plan, indices: Sequence[int], operators: Mapping[int, frozens
         if rule.op is None:
             entries.clear()
         for name in operators.get(index, ()):
-            entries[name] = _op_formats(rule, index)
+            if _asks_for_float8(rule):
+                entries.pop(name, None)  # the layer itself is another then
+            else:
+                entries[name] = _op_formats(rule, index)
     return entries
 
 
@@ -310,6 +345,11 @@ def _beyond_torch(place: str, name: str, possible: Iterable[str]) -> AmpwiseErro
     if name == "tf32":
         return CannotRunError(
             f"{place}: tf32 is a switch of the whole process, not of a module; write it as the plan's default"
+        )
+    if name == "fp8_e4m3" and place.endswith(".compute"):
+        return CannotRunError(
+            f'{place}: fp8_e4m3 is for linear layers, with results as they come; write op = "linear" in the rule. '
+            "What its rounding does to the training is shown by emulation: ampwise run --emulate fp8 SCRIPT"
         )
     return CannotRunError(
         f"{place}: torch's autocast cannot compute in {name}; choose one of {', '.join(possible)}. "

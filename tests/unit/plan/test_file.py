@@ -241,3 +241,9 @@ def test_one_file_included_twice_is_no_cycle(tmp_path):
     for name in ("one", "two"):
         (tmp_path / f"{name}.toml").write_text('version = 1\ninclude = ["base.toml"]\n')
     assert len(parse_plan(f'{HEAD}include = ["one.toml", "two.toml"]', folder=tmp_path).rules) == 1
+
+
+def test_json_is_told_from_toml(tmp_path):
+    (tmp_path / "plan.json").write_text('{"version": 1, "default": "fp16"}')
+    with pytest.raises(PlanError, match="it looks like JSON, and plans are TOML: ampwise plan show --toml"):
+        load_plan(tmp_path / "plan.json")

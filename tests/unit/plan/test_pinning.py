@@ -32,5 +32,5 @@ def test_what_changed_is_named(monkeypatch, num):
     if not num:
         assert said is None
         return
-    assert f"{sorted(names)[0]} on cuda runs in fp32" in said
+    assert f"{min(names)} on cuda runs in fp32" in said
     assert said.endswith("and 2 more") == (num == 5)

@@ -143,3 +143,11 @@ def test_what_cannot_be_done_ends_the_run(x):
     with running({"module": "wo", "compute": "fp8_e4m3"}), pytest.raises(RefusedRun) as refused:
         script()
     assert "rules[0].compute" in str(refused.value.error)
+
+
+def test_rules_that_mean_another_model_are_told_in_one_line(x):
+    with running({"module": "*.vae.mid", "compute": "fp32"}, {"module": "unet", "compute": "fp32"}) as injected:
+        Model()(x)
+    assert injected.notes == [
+        'plan: rules on "*.vae.mid", "unet": no module is called so (the model\'s begin with encoder, wo)'
+    ]
