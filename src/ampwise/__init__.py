@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ampwise.doctor.diagnose import diagnose
     from ampwise.emulate.emulation import emulated
     from ampwise.emulate.rounding import round_to
+    from ampwise.estimate.call import estimate_memory
     from ampwise.examine.memory_summary import memory_summary
     from ampwise.examine.watch import watch
     from ampwise.instruments.record_casts import record_casts
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "diagnose": "ampwise.doctor.diagnose",
+    "estimate_memory": "ampwise.estimate.call",
     "memory_summary": "ampwise.examine.memory_summary",
     "watch": "ampwise.examine.watch",
     "AmpwiseError": "ampwise._base.errors",
@@ -84,6 +86,7 @@ __all__ = [
     "custom_fwd",
     "diagnose",
     "emulated",
+    "estimate_memory",
     "keep_small_updates",
     "load_checkpoint",
     "load_plan",

@@ -10,23 +10,19 @@ import click
 
 from ampwise._base.errors import CannotRunError, UsageError
 from ampwise._base.files import check_writable, write_atomically
-from ampwise._base.suggest import not_one_of
 from ampwise._base.text import inert_line
 from ampwise._base.units import parse_bytes, parse_count
 from ampwise.cli.options import module_option, target_of
 from ampwise.cli.scripts import Show, check_script, progress_bar
 from ampwise.cli.unwind import signals_unwind
+from ampwise.estimate.gpu import CONTEXT_BYTES, gpu_spec
 from ampwise.estimate.predict import estimate_script
 from ampwise.estimate.rules_of_thumb import BASE_BITS, OPTIMIZERS, Sizes, States, estimate_by_thumb
-from ampwise.formats.hardware import GPUS, find_gpu
 from ampwise.records.estimate import Estimate
 from ampwise.runner.script import Target
 
 if TYPE_CHECKING:
     from ampwise.estimate.order import GpuSpec
-
-CONTEXT_BYTES: Final = 500 * 2**20
-"""What a CUDA context with lazily loaded kernels takes outside of the allocator; 300 to 600 MiB by architecture."""
 
 _ANY_GPU_BYTES: Final = 80 * 2**30
 """What a script is told where no GPU was named."""
@@ -152,10 +148,8 @@ def _device(name: str | None, memory: str | None) -> _Device:
         return _Device(total_bytes=parse_bytes(memory))
     if name is None:
         return _Device()
-    gpu = find_gpu(name)
-    if gpu is None:
-        raise UsageError(f"{not_one_of(name, GPUS, kind='GPU known here')}; for any other: --memory 24GB")
-    return _Device(name=gpu.name, total_bytes=gpu.memory_bytes, compute_capability=gpu.compute_capability)
+    gpu = gpu_spec(name)
+    return _Device(name=gpu.name, total_bytes=gpu.total_bytes, compute_capability=gpu.compute_capability)
 
 
 def _of_script(target: Target, device: _Device, names: list[str], options: Mapping[str, Any]) -> list[Estimate]:

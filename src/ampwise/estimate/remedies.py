@@ -21,18 +21,12 @@ def _all(estimate: Estimate) -> Iterator[Remedy]:
     activations, state = held.get(Kind.ACTIVATION, 0), held.get(Kind.OPTIMIZER_STATE, 0)
     temporaries = held.get(Kind.TEMPORARY, 0)
     if estimate.peak_phase == Phase.OPTIMIZER:
-        yield Remedy(what="an optimizer with fused=True, which makes no temporary copies", saved_bytes=temporaries)
+        yield Remedy(what="the optimizer with fused=True, which makes no copies of its own", saved_bytes=temporaries)
     yield Remedy(
-        what="half the batch, with two accumulated to a step: half of the activations", saved_bytes=activations // 2
-    )
-    yield Remedy(
-        what="activation checkpointing (torch.utils.checkpoint) of each block, for about a third more time: most of "
-        "the activations",
+        what="activation checkpointing of each block (torch.utils.checkpoint), for about a third more time",
         saved_bytes=activations * 3 // 4,
     )
+    yield Remedy(what="half the batch, two of them accumulated to a step", saved_bytes=activations // 2)
     if estimate.precision in {"fp32", "tf32"}:
-        yield Remedy(what="--precision bf16: at most half of the activations", saved_bytes=activations // 2)
-    yield Remedy(
-        what="an optimizer whose state has 8 bits (bitsandbytes): three quarters of its state",
-        saved_bytes=state * 3 // 4,
-    )
+        yield Remedy(what="mixed precision: --precision bf16", saved_bytes=activations // 2)
+    yield Remedy(what="an optimizer whose state has 8 bits, such as bitsandbytes'", saved_bytes=state * 3 // 4)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Final
 
 from ampwise._base.errors import CannotRunError, UsageError
@@ -82,8 +83,7 @@ def value_of_option(argv: Sequence[str], option: str) -> int | None:
     Raises:
         UsageError: what they give is no whole number above 0.
     """
-    pairs = zip(argv, [*argv[1:], ""], strict=True)
-    found = next((after for word, after in pairs if word == option), None)
+    found = next((after for word, after in pairwise((*argv, "")) if word == option), None)
     found = found or next((word.partition("=")[2] for word in argv if word.startswith(f"{option}=")), None)
     if found is None:
         return None

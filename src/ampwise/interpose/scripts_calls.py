@@ -17,16 +17,18 @@ def stand_in_for_scripts_calls(assume: Callable[[str], None]) -> Iterator[StandI
     Args:
         assume: Told of what is taken for something else.
     """
-    yield StandIn(owner="torch", attribute="save", make=lambda _: _save_nothing)
+    yield StandIn(owner="torch", attribute="save", make=lambda _: _nothing)
     yield StandIn(owner="torch", attribute="load", make=_load)
     yield StandIn(owner="torch", attribute="compile", make=lambda _: _compiler(assume))
     yield StandIn(owner="torch.nn:Module", attribute="compile", make=lambda _: _compiler(assume, gives_nothing=True))
+    # nothing is compiled, and forgetting it would import all of the compiler
+    yield StandIn(owner="torch.compiler", attribute="reset", make=lambda _: _nothing)
     # it asks cuDNN, and warns where there is none; weights that lie apart take as many bytes
-    yield StandIn(owner="torch.nn:RNNBase", attribute="flatten_parameters", make=lambda _: _save_nothing)
+    yield StandIn(owner="torch.nn:RNNBase", attribute="flatten_parameters", make=lambda _: _nothing)
 
 
-def _save_nothing(*_: Any, **__: Any) -> None:
-    """An estimate has nothing worth keeping in a checkpoint, and must not overwrite one."""
+def _nothing(*_: Any, **__: Any) -> None:
+    """Do nothing: an estimate's checkpoint is worth nothing, and must not overwrite another."""
 
 
 def _compiler(assume: Callable[[str], None], *, gives_nothing: bool = False) -> Callable[..., Any]:

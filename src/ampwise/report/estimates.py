@@ -29,7 +29,7 @@ _FITS: Final = {True: "green", False: "red", None: ""}
 
 
 def render_estimates(estimates: Sequence[Estimate], console: Console, *, device: str | None = None) -> None:
-    """Print the verdict on each prediction, a table with a column each, and what was assumed.
+    """Print the verdict on each prediction, a table with a column each, what to change, and what was assumed.
 
     Args:
         estimates: At least one, of the same training in different precisions.
@@ -39,6 +39,8 @@ def render_estimates(estimates: Sequence[Estimate], console: Console, *, device:
     for estimate in estimates:
         console.print(Text(verdict(estimate, device=device), style=_FITS[estimate.fits]))
     console.print(_table(estimates))
+    for remedy in dict.fromkeys(remedy for estimate in estimates for remedy in estimate.remedies):
+        console.print(Text(f"up to {format_bytes(remedy.saved_bytes)} less: {inert_line(remedy.what)}"))
     for line in assumptions(estimates):
         console.print(Text(f"- {line}", style="dim"))
 

@@ -1,0 +1,90 @@
+"""The estimate of a training step that is a Python function, made in a process of its own."""
+
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+import torch
+
+from ampwise._base.errors import AmpwiseError, CannotRunError, UsageError
+from ampwise._base.suggest import not_one_of
+from ampwise.estimate.gpu import gpu_spec
+from ampwise.estimate.remedies import remedies_for
+from ampwise.records.estimate import Estimate
+
+_DTYPES: Final = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def estimate_memory(
+    step_fn: Callable[[], Any], *, device: str, precision: str = "fp32", num_calls: int = 2
+) -> Estimate:
+    """How much GPU memory ``step_fn`` takes on a GPU that need not be here.
+
+    The function is called in a forked copy of this process, where ``"cuda"`` is the imagined GPU: it moves its model
+    and data there and makes an optimizer's step. What it changes, changes in the copy alone. With a ``precision`` of
+    16 bits its forward passes run under autocast, unless it has one of its own.
+
+    Args:
+        step_fn: Makes one training step; takes nothing, and what it gives is not looked at.
+        device: The GPU: ``"h100-80gb"``.
+        precision: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
+        num_calls: How often it is called; the optimizer's state is made in the first call.
+
+    Raises:
+        UsageError: no such GPU or precision.
+        CannotRunError: the function raised (the text is its own), CUDA is in use in this process, or this system
+            cannot fork.
+    """
+    if precision not in _DTYPES:
+        raise UsageError(not_one_of(precision, _DTYPES, kind="precision"))
+    gpu = gpu_spec(device)
+    if torch.cuda.is_initialized():
+        raise CannotRunError("CUDA is in use in this process already; estimate before the first tensor on the GPU")
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise CannotRunError("this system cannot fork a process; write the step as a script: ampwise estimate step.py")
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(sending, step_fn, gpu, precision, num_calls))
+    process.start()
+    sending.close()
+    try:
+        made = receiving.recv()
+    except EOFError:
+        made = f"its process ended with status {process.exitcode}"
+    finally:
+        process.join()
+        receiving.close()
+    if isinstance(made, Estimate):
+        return made if made.fits is not False else replace(made, remedies=remedies_for(made))
+    raise CannotRunError(f"no estimate: {made}")
+
+
+def _child(sending: Connection, step_fn: Callable[[], Any], gpu: Any, precision: str, num_calls: int) -> None:
+    try:
+        sending.send(_imagine(step_fn, gpu, precision, num_calls))
+    except AmpwiseError as error:
+        sending.send(str(error))
+    except Exception as error:  # noqa: BLE001 # whatever the user's function raised is told in the other process
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        sending.send(f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})")
+    finally:
+        sending.close()
+
+
+def _imagine(step_fn: Callable[[], Any], gpu: Any, precision: str, num_calls: int) -> Estimate:
+    from ampwise.estimate.canary import check_mechanism
+    from ampwise.estimate.imagine import imagined
+    from ampwise.runner.inject import inject
+    from ampwise.runtime.device import Choice
+
+    check_mechanism()
+    choice = Choice(precision=precision, reason="asked for", slow_factor=None, device="cuda:0")
+    with imagined(gpu) as imagination, inject(choice=choice):
+        for _call in range(num_calls):
+            step_fn()
+        if not imagination.ledger.storages:
+            raise CannotRunError('the function puts nothing on the GPU: move its model and data to "cuda"')
+        return imagination.estimate(precision=precision)
