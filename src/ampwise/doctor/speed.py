@@ -12,6 +12,8 @@ from ampwise.records.process import ProcessRecord
 from ampwise.records.run import Role, RunRecord, timed_steps
 
 LOW_FORMATS: Final = ("fp8_e4m3", "fp8_e5m2", "fp16", "bf16")
+_LEAST_CPU_MS: Final = 5.0
+"""A shorter step on a CPU is not compared: hooks and events cost it more than the formats differ by."""
 _LEAST_SHARE: Final = 0.1
 """Products in a low format that are less of the work than this are the script's own affair."""
 
@@ -85,7 +87,7 @@ def step_cost(case: Case) -> StepCost | None:
         return None
     read = cpu_ms if case.is_on_cpu else step_ms
     watched_ms, fp32_ms = read(case.run), read(fp32)
-    if not watched_ms or not fp32_ms:
+    if not watched_ms or not fp32_ms or (case.is_on_cpu and watched_ms < _LEAST_CPU_MS):
         return None
     guard = case.run.nonfinite
     return StepCost(

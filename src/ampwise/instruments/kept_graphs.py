@@ -10,6 +10,7 @@ import torch
 
 from ampwise.compat.autograd import graph_of
 from ampwise.compat.memory import gradient_of, storages_of
+from ampwise.instruments.keeping_lines import keeping_line
 from ampwise.interpose.internal import internal
 from ampwise.observe.dtypes import tensors_in
 from ampwise.observe.events import EventBus, ForwardStarted, StepOutcome
@@ -130,10 +131,11 @@ def _live_bytes() -> int:
 
 
 def _kept(name: str, variable: _Variable) -> KeptTensor:
+    line = keeping_line(variable.line, name.removesuffix("[]"))
     return KeptTensor(
         name=name,
-        file=variable.line.shown_file,
-        line=variable.line.line,
+        file=line.shown_file,
+        line=line.line,
         num_nodes=tuple(variable.num_nodes),
         leaf_bytes=variable.leaf_bytes,
         is_of_other_model=variable.is_of_other_model,

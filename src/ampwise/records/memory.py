@@ -79,7 +79,7 @@ class KeptTensor:
     """The variable, as the script calls it: ``total_loss``, ``losses[]`` for the items of a list."""
     file: str
     line: int
-    """Where the frame that holds it was when the step ended."""
+    """Where it was put in, as far as the source tells; else where the frame that holds it was when the step ended."""
     num_nodes: tuple[int, ...]
     """Nodes of its graph at the end of each step looked at; growing: the graph of every step is kept."""
     leaf_bytes: int

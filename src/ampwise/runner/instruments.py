@@ -70,13 +70,13 @@ def _layout(_: EventBus, __: LaunchSpec, stack: ModuleStack) -> Instrument:
 def _kernels(bus: EventBus, _: LaunchSpec, __: ModuleStack) -> Instrument:
     from ampwise.instruments.kernels import KernelWatch
 
-    return KernelWatch(bus, step=10)
+    return KernelWatch(bus, step=11)  # kept graphs are looked for as late as in step 10
 
 
 def _process(bus: EventBus, _: LaunchSpec, __: ModuleStack) -> Instrument:
     from ampwise.instruments.process import ProcessWatch
 
-    slowed = {*range(12), *range(0, _NUM_STEPS, _EVERY)}  # of every other instrument
+    slowed = {*range(13), *range(0, _NUM_STEPS, _EVERY)}  # of every other instrument
     return ProcessWatch(bus, leave_out=slowed)
 
 

@@ -108,8 +108,8 @@ def _remedy(place: SyncPlace) -> str:
         )
     if place.kind is SyncKind.SCALAR and place.site.phase is Phase.FORWARD and place.call not in _DECISIONS:
         return (
-            "The model itself asks for it. In a library it is often a check of a mask: give none where nothing is padded; "
-            "in code of your own use `torch.where`."
+            "The model itself asks for it. In a library it is often a check of a mask: give none where nothing is "
+            "padded; in code of your own use `torch.where`."
         )
     if place.kind is SyncKind.SCALAR and place.call in _DECISIONS:
         return "Decide on the device: `torch.where(condition, a, b)`, `torch.minimum(best, loss.detach())`."

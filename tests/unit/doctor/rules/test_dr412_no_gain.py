@@ -66,8 +66,9 @@ def test_on_a_gpu_the_median_step_is_compared():
         (run(90.0, nonfinite=NonFiniteRecord(num_steps=20, guard_ms=30.0)), speeds.fp32(cpu_ms=80.0)),
         (speeds.run(cpu_ms=900.0, kernels=speeds.on_cpu()), speeds.fp32(cpu_ms=90.0)),
         (speeds.run(), speeds.fp32()),
+        (run(4.0), speeds.fp32(cpu_ms=2.0)),
     ],
-    ids=["gains", "emulated", "fp32 products", "watching took it", "the hardware's fault", "no profile"],
+    ids=["gains", "emulated", "fp32 products", "watching took it", "the hardware's fault", "no profile", "too short"],
 )
 def test_it_is_silent_where_there_is_a_gain_or_another_reason(watched, fp32):
     assert check(watched, fp32) == []
