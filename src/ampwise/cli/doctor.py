@@ -112,6 +112,7 @@ def _examined(target: Target, spec: LaunchSpec, record: Path | None) -> "tuple[R
                 show(_SAYING[progress.role], progress.num_done, progress.num_steps)
 
             recording = examine(target, replace(spec, scratch=scratch), on_progress=tell)
+        save_recording(recording, kept)
     except KeyboardInterrupt:
         shutil.rmtree(scratch, ignore_errors=True)
         say("interrupted; nothing was diagnosed")
@@ -119,8 +120,9 @@ def _examined(target: Target, spec: LaunchSpec, record: Path | None) -> "tuple[R
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)  # nobody is told of what lies there
         raise
-    save_recording(recording, kept)
     remove_empty(scratch)
+    if record is not None and Path(scratch).exists():
+        click.echo(f"what the runs printed and saved: {scratch}", err=True)
     return recording, kept
 
 
