@@ -14,7 +14,10 @@ from ampwise.records.nonfinite import Origin
 from ampwise.records.site import Phase, Site
 
 _FORWARD: Final = frozenset({Cause.OVERFLOW, Cause.INVALID, Cause.MASK, Cause.WIDE, Cause.UNCLEAR, Cause.EMPTY_ROW})
-_RESET: Final = "reset what is spoilt with `module.reset_running_stats()`, or load an earlier checkpoint"
+_RESET: Final = (
+    "reset what is spoilt with `module.reset_running_stats()`, or load an earlier checkpoint; ampwise's "
+    "`scaler.protect(model)` keeps the statistics out of skipped steps"
+)
 
 INFO = RuleInfo(
     id="DR107",
