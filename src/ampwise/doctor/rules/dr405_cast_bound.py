@@ -8,7 +8,7 @@ from ampwise._base.units import format_bytes
 from ampwise.doctor.case import Case
 from ampwise.doctor.origins import place_words
 from ampwise.doctor.rule import Rule
-from ampwise.doctor.speed import cast_share, is_emulated
+from ampwise.doctor.speed import cast_share, idle_share, is_emulated
 from ampwise.records.casts import CastOrigin, CastPlace, CastRecord
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
 from ampwise.records.run import RunRecord
@@ -49,9 +49,9 @@ for _ in range(20):
 
 
 def check(case: Case) -> Iterator[Finding]:
-    """A share of casts above 15 % of the computing time, with the place that moves the most."""
+    """Casts that take at least 15 % of the step, with the place that moves the most."""
     run, share = case.run, cast_share(case.run)
-    if share is None or share < _SHARE or is_emulated(run):
+    if share is None or share * _busy_share(run) < _SHARE or is_emulated(run):
         return
     casts = run.casts
     if casts is not None and sum(cast.bytes for cast in casts.casts) < _LEAST_BYTES * len(casts.steps):
@@ -74,6 +74,12 @@ def reassure(case: Case) -> Iterator[str]:
     share = cast_share(case.run)
     if share is not None and case.run.casts is not None and case.run.casts.num_casts and not is_emulated(case.run):
         yield f"casts take {share:.1%} of the computing time"
+
+
+def _busy_share(run: RunRecord) -> float:
+    """Which share of the step is computing time: where a loop waits, casts matter less."""
+    idle = None if run.kernels is None else idle_share(run.kernels)
+    return 1 - (idle or 0.0)
 
 
 def _weight(cast: CastPlace) -> float:

@@ -47,6 +47,11 @@ def test_few_casts_are_no_finding(record):
     assert check(record) == []
 
 
+def test_in_a_step_that_waits_casts_matter_less():
+    assert check(casts(), kernels=speeds.on_cpu(operator_ms=20.0)) == []
+    assert len(check(casts(), kernels=speeds.on_cpu())) == 1
+
+
 def test_emulated_times_say_nothing():
     assert check(casts(), variant="emulated fp16") == []
 
