@@ -1,5 +1,6 @@
 """DR104: a gradient became infinite or NaN of finite numbers."""
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -59,16 +60,17 @@ for _ in range(20):
 def check(case: Case) -> Iterator[Finding]:
     """Operators of the backward pass that made infinities or NaN, but what a loss scale brought about."""
     seen = origins(case)
-    found = [one for one in seen if cause_of(one) is Cause.BACKWARD and not _is_explained(one, seen)]
+    found = [one for one in seen if cause_of(one) is Cause.BACKWARD and not _is_explained(case, one, seen)]
     if case.run.final_scale is not None:
         found = [one for one in found if has_fault(case.run) and not _is_of_scale(one)]
     yield from findings(case, INFO, [(one, _message(one), _remedy(one)) for one in found])
 
 
-def _is_explained(origin: Origin, seen: tuple[Origin, ...]) -> bool:
+def _is_explained(case: Case, origin: Origin, seen: tuple[Origin, ...]) -> bool:
     """Whether a forward operator's own fault says it all, or a step before had already spoilt the weights."""
     if origin.found_by is FoundBy.GUARD:
-        return seen[0] is not origin
+        loss = next((step.loss for step in case.steps if step.index == origin.step), None)
+        return seen[0] is not origin or (loss is not None and not math.isfinite(loss))
     return any(
         one.site.phase not in {Phase.BACKWARD, Phase.OPTIMIZER}
         and one.step == origin.step

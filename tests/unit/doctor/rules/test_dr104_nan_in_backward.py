@@ -56,10 +56,11 @@ def test_nan_that_stays_under_a_scale_is_told():
 
 def test_what_only_the_guard_saw_is_likely_and_told_once():
     guard = origin(None, output=None, phase=Phase.BACKWARD, found_by=FoundBy.GUARD, parameter="net.fc.weight")
-    (finding,) = RULE.check(case(guard))
+    (finding,) = RULE.check(case(guard, watched=run()))
     assert finding.message.startswith("The gradient of net.fc.weight is not finite")
     assert finding.confidence.value == "likely"
     assert len(list(RULE.check(case(ROOT, guard)))) == 1
+    assert list(RULE.check(case(guard))) == []  # its step's loss was lost before
 
 
 def test_without_a_trace_it_is_silent():
