@@ -67,7 +67,7 @@ def _install(monkeypatch, machine, *, hip):
         gpu = machine.gpus[index_of(device)]
         return gpu.free_bytes, gpu.total_bytes
 
-    def probe(device):
+    def probe(device, **_):
         machine.num_probes += 1
         gpu = machine.gpus[index_of(torch.device(device))]
         measured = {name: Measured(ratio=ratio, size=1024) for name, ratio in {"fp32": 1.0, **gpu.ratios}.items()}

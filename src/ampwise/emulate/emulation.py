@@ -38,13 +38,18 @@ def emulated(format: str) -> Generator[None]:  # noqa: A002 - the field's word
         CannotRunError: another emulation is on.
     """
     recipe = get_recipe(format)
-    others = [tag.removeprefix(f"{_TAG}-") for tag in cache_tags() if tag.startswith(_TAG)]
-    if others:
-        raise CannotRunError(f"{others[0]} is emulated already; leave that emulation before you begin {recipe.name}'s")
+    other = emulated_format()
+    if other is not None:
+        raise CannotRunError(f"{other} is emulated already; leave that emulation before you begin {recipe.name}'s")
     with ExitStack() as stack:
         _start(recipe, stack)
         stack.callback(tag_caches(f"{_TAG}-{recipe.name}"))
         yield
+
+
+def emulated_format() -> str | None:
+    """The format that this process's CPU is given the hardware of; None where none is."""
+    return next((tag.removeprefix(f"{_TAG}-") for tag in cache_tags() if tag.startswith(_TAG)), None)
 
 
 def _start(recipe: Recipe, stack: ExitStack) -> None:

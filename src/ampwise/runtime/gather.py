@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from ampwise.compat.devices import cpu_instructions, cpu_name, gpu_properties
+from ampwise.emulate.emulation import emulated_format
 from ampwise.runtime.conv_check import find_wrong_conv
 from ampwise.runtime.facts import DeviceFacts, DeviceKind
 from ampwise.runtime.placement import index_of
@@ -25,7 +26,7 @@ def device_facts(device: torch.device) -> DeviceFacts:
 def measured_facts(device: torch.device) -> DeviceFacts:
     """What ``device`` says of itself and what was measured on it, once in a process."""
     facts = device_facts(device)
-    found = probe(facts.device)
+    found = probe(facts.device, emulated=emulated_format())
     wrong_conv = find_wrong_conv(facts.device) if facts.capability == (7, 5) else None
     return replace(facts, measured=found.measured, failed=found.failed, wrong_conv=wrong_conv)
 

@@ -28,8 +28,8 @@ _DTYPES: Mapping[str, torch.dtype] = {
 
 
 @cache
-def probe(device: str) -> Probe:
-    """How fast each format's matrix product is on ``device`` against fp32's.
+def probe(device: str, *, emulated: str | None = None) -> Probe:  # noqa: ARG001 - what is kept is kept apart by it
+    """How fast each format's matrix product is on ``device`` against fp32's; ``emulated``: under which emulation.
 
     Kept for the life of the process: a device does not change while it runs, so the cache holds a constant that is
     dear to find, not state; ``probe.cache_clear()`` measures anew.

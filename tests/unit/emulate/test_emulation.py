@@ -7,7 +7,7 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 import ampwise
 from ampwise._base.errors import CannotRunError, UsageError
-from ampwise.emulate.emulation import emulated
+from ampwise.emulate.emulation import emulated, emulated_format
 from ampwise.emulate.recipes import RECIPES, get_recipe
 from ampwise.emulate.rounding import round_to
 
@@ -224,3 +224,10 @@ def test_a_second_emulation_is_refused_and_the_first_goes_on():
 def test_bad_names(name, text):
     with pytest.raises(UsageError, match=text), emulated(name):
         pass
+
+
+def test_the_emulated_format_is_told_while_it_is_emulated():
+    assert emulated_format() is None
+    with emulated("half"):
+        assert emulated_format() == "fp16"
+    assert emulated_format() is None

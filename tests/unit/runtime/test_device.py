@@ -15,14 +15,16 @@ def cpu_probe(monkeypatch):
         monkeypatch.setattr("ampwise.runtime.gather.cpu_instructions", lambda: frozenset(instructions))
         monkeypatch.setattr("ampwise.runtime.gather.cpu_name", lambda: "Test CPU")
         measured = {name: Measured(ratio=ratio, size=512) for name, ratio in {"fp32": 1.0, **ratios}.items()}
-        monkeypatch.setattr("ampwise.runtime.gather.probe", lambda _: Probe(measured=measured, failed=failed or {}))
+        monkeypatch.setattr(
+            "ampwise.runtime.gather.probe", lambda _, **__: Probe(measured=measured, failed=failed or {})
+        )
 
     return install
 
 
 @pytest.fixture
 def no_probe(monkeypatch):
-    def fail(device):
+    def fail(device, **_):
         raise AssertionError("measured where nothing needs measuring")
 
     monkeypatch.setattr("ampwise.runtime.gather.probe", fail)
