@@ -64,7 +64,7 @@ def rescue(traced: RunRecord, spec: LaunchSpec) -> Pass | None:
         return None
     rules = tuple(Rule(module=module, compute="fp32", because="under suspicion") for module in modules)
     plan = Plan(default=spec.emulate or traced.precision, rules=rules)
-    return Pass(role=Role.RESCUED, spec=replace(spec, instruments=(), plan=to_toml(plan)))
+    return Pass(role=Role.RESCUED, spec=replace(spec, instruments=(), plan=to_toml(plan), rules_stay=True))
 
 
 def suspects(traced: RunRecord) -> tuple[str, ...]:

@@ -79,6 +79,7 @@ def inject(
     lists: Lists = Lists.CUDA,
     plan: "Plan | None" = None,
     loss_scale: "LossScale | None" = None,
+    rules_stay: bool = False,
     bus: EventBus = BUS,
 ) -> Generator[Injected]:
     """Let a precision take effect for whatever training loop runs meanwhile, and publish the loop's events.
@@ -90,18 +91,20 @@ def inject(
         lists: Whose cast lists autocast follows.
         plan: Whose rules hold beside that precision, which is its default.
         loss_scale: fp16's loss scale to start from; None starts torch's dynamic one.
+        rules_stay: The plan's rules hold in a script with its own mixed precision too.
         bus: Where the loop's events go.
     """
     injected = Injected()
     with ExitStack() as stack:
         if choice.emulated:  # outside of all that the script's own mixed precision puts an end to
             stack.enter_context(emulated(choice.precision))
-        effect = _Effect(choice, lists, loss_scale, injected, plan)
+        effect = _Effect(choice, lists, loss_scale, injected, plan, rules_stay=rules_stay)
         stack.callback(bus.subscribe(StepOutcome, injected.count))
         stack.enter_context(LoopWatcher(bus, judge=effect.judge))
         stack.callback(bus.subscribe(StepOutcome, effect.settle))
         stack.callback(on_own_amp(effect.leave_alone))
         stack.callback(bus.subscribe(PrecisionTaken, effect.leave_to))
+        stack.callback(effect.stop_rules)
         stack.callback(effect.stop)
         effect.start()
         yield injected
@@ -117,14 +120,18 @@ class _Effect:
         loss_scale: "LossScale | None",
         injected: Injected,
         plan: "Plan | None" = None,
+        *,
+        rules_stay: bool = False,
     ) -> None:
         self._plan = plan
+        self._rules_stay = rules_stay
         self._choice = choice
         self._lists = lists
         self._injected = injected
         has_fp16 = choice.precision == "fp16" or (plan is not None and any(one.compute == "fp16" for one in plan.rules))
         self._scaling = HiddenScale(loss_scale) if has_fp16 else None
         self._stack = ExitStack()
+        self._rules = ExitStack()
 
     def start(self) -> None:
         choice = self._choice
@@ -145,6 +152,9 @@ class _Effect:
     def stop(self) -> None:
         self._stack.close()
 
+    def stop_rules(self) -> None:
+        self._rules.close()
+
     def leave_alone(self, what: str, *, in_dynamo: bool) -> None:
         """Step back for the script's own mixed precision; while Dynamo is at work, only after the step."""
         if self._injected.left_alone is None:
@@ -162,6 +172,8 @@ class _Effect:
             self._injected.show_scale(lambda: None)
             self._scaling = None
             self.stop()
+            if not self._rules_stay:
+                self.stop_rules()
 
     def judge(self, optimizer: Any) -> StepOutcome:
         """How the step that has just ended went."""
@@ -197,9 +209,9 @@ class _Effect:
         from ampwise.runner.plan_rules import PlanRules
 
         if self._lists is Lists.CUDA and any(rule.compute in _DTYPES for rule in plan.rules):
-            self._stack.callback(share_cuda_lists(device_type))  # where the default, being fp32, did not
+            self._rules.callback(share_cuda_lists(device_type))  # where the default, being fp32, did not
         rules = PlanRules(plan, device_type=device_type)
-        self._stack.callback(rules.stop)
+        self._rules.callback(rules.stop)
         rules.start()
         self._injected.show_rules(rules.notes)
 

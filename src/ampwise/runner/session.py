@@ -186,7 +186,13 @@ class Session:
         if spec.scratch is not None:
             self._redirect_saves(spec.scratch)  # outside of all that looks at what the script saves
         self._injected = stack.enter_context(
-            inject(choice=self._choice, lists=spec.lists, plan=_plan_of(spec), loss_scale=_loss_scale_of(spec))
+            inject(
+                choice=self._choice,
+                lists=spec.lists,
+                plan=_plan_of(spec),
+                loss_scale=_loss_scale_of(spec),
+                rules_stay=spec.rules_stay,
+            )
         )
         if spec.amp is not Amp.KEPT:  # within what looks at the script's own mixed precision, which then sees none
             stack.callback(switch_off_own_amp(autocast=spec.amp is Amp.OFF))

@@ -35,6 +35,8 @@ class LaunchSpec:
     """A format's name: compute as if this CPU had its hardware. It is then the precision too."""
     plan: str | None = None
     """A plan as TOML, whose rules hold beside the precision, which is its default."""
+    rules_stay: bool = False
+    """The plan's rules hold in a script with its own mixed precision too: a run made to find a fault."""
     lists: Lists = Lists.CUDA
     amp: Amp = Amp.KEPT
     malloc: Malloc = Malloc.AUTO

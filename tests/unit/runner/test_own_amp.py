@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ampwise.observe.events import BUS, EventBus
+from ampwise.plan.plan import Plan, Rule
 from ampwise.runner.inject import inject
 from ampwise.runner.spec import Lists
 from ampwise.runtime.device import Choice
@@ -226,3 +227,16 @@ def test_a_train_step_governs_its_loop_and_its_steps_are_counted(own, injected_p
     assert injected.left_alone.startswith(f"ampwise.TrainStep ({own}) made at ")
     assert "test_own_amp.py:" in injected.left_alone
     assert (injected.num_steps, injected.num_skipped) == (3, 1 if own == "fp16" else 0)
+
+
+@pytest.mark.parametrize("stay", [True, False])
+def test_a_plans_rules_stay_where_a_fault_is_looked_for(stay):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    plan = Plan(default="bf16", rules=(Rule(module="0", compute="fp32", because="under suspicion"),))
+    seen = []
+    model[0].register_forward_hook(lambda _, __, output: seen.append(output.dtype))
+    choice = Choice(precision="bf16", reason="asked for", slow_factor=None, device="cpu")
+    with inject(choice=choice, plan=plan, rules_stay=stay) as injected, torch.autocast("cpu", dtype=torch.float16):
+        model(torch.ones(2, 4))
+    assert injected.left_alone is not None
+    assert seen == [torch.float32 if stay else torch.float16]
