@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ampwise.compat.dispatch import find_overload
-from ampwise.compat.imaginary import META, Place, computed_as_meta, imagine, is_plain_meta, place_of
+from ampwise.compat.imaginary import META, Place, computed_as_meta, imagine, is_plain_meta, meant_as_meta, place_of
 from ampwise.compat.operators import operator_of
 from ampwise.compat.tree import map_tensors
 from ampwise.observe.frames import variables_of
@@ -63,7 +63,8 @@ def run_without_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def zeros_without_data(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A copy of ``tensor`` on the host, of numbers nobody knows."""
-    return imagine(torch.empty(tensor.shape, dtype=dtype, device=META), on=HOST)
+    with meant_as_meta():
+        return imagine(torch.empty(tensor.shape, dtype=dtype, device=META), on=HOST)
 
 
 def _dataless(tensor: Tensor) -> Tensor:

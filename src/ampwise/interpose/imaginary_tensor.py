@@ -147,11 +147,12 @@ def _from_zeros(original: Callable[..., Any]) -> Callable[..., Any]:
     """What C++ reads from memory: of a tensor of the host without data, zeros are read."""
 
     def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        place = place_of(tensor)
-        if place is Place.HOST or (place is Place.GPU and original.__name__ == "tolist"):
-            return original(torch.zeros(tensor.shape, dtype=tensor.dtype), *args, **kwargs)
-        if place is Place.GPU:
-            raise TypeError(_NO_NUMPY)
+        if place_of(tensor) is Place.GPU:
+            if original.__name__ != "tolist":
+                raise TypeError(_NO_NUMPY)
+            tensor = tensor.cpu()
+        if place_of(tensor) is Place.HOST:
+            tensor = torch.zeros(tensor.shape, dtype=tensor.dtype)
         return original(tensor, *args, **kwargs)
 
     return read

@@ -1,0 +1,111 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampwise import CannotRunError, UsageError
+from ampwise.estimate.remedies import remedies_for
+from ampwise.estimate.search import largest_batch, value_of_option, with_option
+from ampwise.records.estimate import Estimate
+from ampwise.records.memory import CategoryBytes
+from ampwise.records.memory import MemoryCategory as Kind
+from ampwise.runner.script import Target
+
+MIB = 2**20
+
+
+def made(size, capacity, **fields):
+    return Estimate(
+        precision="bf16", allocated_bytes=size, reserved_bytes=size, categories=(), capacity_bytes=capacity, **fields
+    )
+
+
+class Model:
+    def __init__(self, size_of, capacity):
+        self.size_of, self.capacity, self.asked = size_of, capacity, []
+
+    def __call__(self, batch):
+        self.asked.append(batch)
+        return made(self.size_of(batch), self.capacity)
+
+
+@given(
+    fixed=st.integers(0, 10**10),
+    slope=st.integers(10**6, 10**8),
+    capacity=st.integers(10**9, 10**11),
+    start=st.integers(1, 512),
+    noise=st.integers(0, 30),
+)
+def test_it_finds_the_largest_one_in_a_few_predictions(fixed, slope, capacity, start, noise):
+    def size_of(batch):
+        segments = -(-(fixed + slope * batch) // (20 * MIB)) * 20 * MIB
+        return segments + noise * 2 * MIB * (batch > 7)
+
+    model = Model(size_of, capacity)
+    found = largest_batch(model, start=start)
+    if found is None:
+        assert size_of(1) > capacity
+    else:
+        assert size_of(found.batch_size) <= capacity < size_of(found.batch_size + 1)
+    assert len(model.asked) == len(set(model.asked)) <= 36
+
+
+def test_a_line_is_found_in_five():
+    model = Model(lambda batch: 10**9 + batch * 10**7, 16 * 10**9)
+    assert largest_batch(model, start=8).batch_size == 1500
+    assert len(model.asked) <= 6
+
+
+def test_memory_that_does_not_grow_is_said_to_be_so():
+    with pytest.raises(CannotRunError, match="does not grow"):
+        largest_batch(Model(lambda _: 5, 10))
+
+
+def test_a_run_that_ended_early_ends_the_search():
+    with pytest.raises(CannotRunError, match="with a batch of 4: it stopped"):
+        largest_batch(lambda _: made(1, 2, is_lower_bound=True, assumptions=("it stopped",)), start=4)
+
+
+@pytest.mark.parametrize(
+    ("given_argv", "expected"),
+    [
+        ((), ("--batch", "9")),
+        (("--lr", "1"), ("--lr", "1", "--batch", "9")),
+        (("--batch", "4", "--lr", "1"), ("--batch", "9", "--lr", "1")),
+        (("--batch=4", "x"), ("--batch=9", "x")),
+    ],
+)
+def test_the_scripts_own_option_is_set(given_argv, expected):
+    assert with_option(Target(path="t.py", argv=given_argv), "--batch", 9).argv == expected
+
+
+def test_the_search_begins_where_the_script_would():
+    assert value_of_option(("--batch", "4"), "--batch") == 4
+    assert value_of_option(("--batch=64",), "--batch") == 64
+    assert value_of_option(("--lr", "4"), "--batch") is None
+    for wrong in (("--batch", "auto"), ("--batch=0",), ("--batch=-3",)):
+        with pytest.raises(UsageError, match="no batch size"):
+            value_of_option(wrong, "--batch")
+
+
+def of(phase="backward", precision="fp32", **sizes):
+    categories = tuple(CategoryBytes(category=Kind[name], bytes=size) for name, size in sizes.items())
+    total = sum(sizes.values())
+    return Estimate(
+        precision=precision, allocated_bytes=total, reserved_bytes=total, categories=categories, peak_phase=phase
+    )
+
+
+def test_what_to_change_comes_with_what_it_saves_the_largest_first():
+    found = remedies_for(of(PARAMETER=100, GRADIENT=100, OPTIMIZER_STATE=200, ACTIVATION=1000))
+    assert [(one.what.split()[0], one.saved_bytes) for one in found] == [
+        ("activation", 750),
+        ("half", 500),
+        ("mixed", 500),
+        ("an", 150),
+    ]
+
+
+def test_what_saves_nothing_is_not_advised():
+    found = remedies_for(of("optimizer", "bf16", PARAMETER=1000, OPTIMIZER_STATE=2000, TEMPORARY=1000, ACTIVATION=4))
+    assert [one.saved_bytes for one in found] == [1500, 1000]
+    assert "fused=True" in found[1].what
