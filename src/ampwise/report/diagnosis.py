@@ -49,6 +49,11 @@ def render_diagnosis(
         console.print()
         _print_finding(finding, console)
     _print_rest(findings[num_whole:], console, how_to_see_all)
+    if any(finding.plan_rule for finding in findings) and recording.runs:
+        console.print()
+        head = f'version = 1 and default = "{_format_of(recording.runs[0])}"'
+        text = f"To use the rules: save them in plan.toml behind {head}, then ampwise run --plan plan.toml SCRIPT"
+        _print(_wrapped(text, console.width, indent=_INDENT), console)
     if diagnosis.reassurances:
         console.print()
         _print(Text("Looked at and well:", style="bold"), console)
@@ -73,6 +78,19 @@ def counted(findings: Iterable[Finding]) -> str:
         for severity in Severity
         if (number := numbers[severity])
     )
+
+
+def whole_plan(diagnosis: Diagnosis, run: RunRecord) -> str | None:
+    """The findings' rules as one plan file, each once; None where there are none."""
+    rules = dict.fromkeys(finding.plan_rule.strip() for finding in diagnosis.findings if finding.plan_rule)
+    if not rules:
+        return None
+    return "\n\n".join([f'version = 1\ndefault = "{_format_of(run)}"', *rules]) + "\n"
+
+
+def _format_of(run: RunRecord) -> str:
+    """The format that a plan for this run has as its default."""
+    return inert_line(run.precision).removeprefix("emulated ")
 
 
 def examined(run: RunRecord) -> str:

@@ -7,11 +7,12 @@ from rich.console import Console
 
 import examined
 import recordings
+from ampwise.plan.file import parse_plan
 from ampwise.records.diagnosis import Diagnosis
 from ampwise.records.finding import Confidence, Finding, Severity
 from ampwise.records.run import Role
 from ampwise.records.site import Phase, Site
-from ampwise.report.diagnosis import diagnosis_json, render_diagnosis, verdict
+from ampwise.report.diagnosis import diagnosis_json, render_diagnosis, verdict, whole_plan
 
 RULE = '[[rule]]\nmodule = "layers.1.wo"\ncompute = "fp32"\n'
 OVERFLOW = Finding(
@@ -118,3 +119,14 @@ def test_without_colours_no_escape_is_printed_and_with_them_it_is():
         console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="truecolor", **options)
         render_diagnosis(WATCHED, Diagnosis(findings=(OVERFLOW,)), console)
         assert ("\x1b[1;31m" in console.file.getvalue()) is is_coloured
+
+
+def test_the_rules_make_one_plan_that_can_be_loaded_and_the_text_says_how():
+    run = recordings.run("emulated fp16", "emulated fp16", role=Role.WATCHED)
+    diagnosis = Diagnosis(findings=(OVERFLOW, replace(OVERFLOW, rule="DR103"), SLOW))
+    text = whole_plan(diagnosis, run)
+    plan = parse_plan(text.replace('compute = "fp32"', 'compute = "fp32"\nbecause = "it overflows"'))
+    assert (plan.default, [rule.module for rule in plan.rules]) == ("fp16", ["layers.1.wo"])
+    said = " ".join(shown(diagnosis, recordings.recording([run], [])).split())
+    assert 'save them in plan.toml behind version = 1 and default = "fp16", then ampwise run --plan plan.toml' in said
+    assert whole_plan(Diagnosis(findings=(SLOW,)), run) is None

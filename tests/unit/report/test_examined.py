@@ -60,7 +60,7 @@ def test_a_finding_has_its_place_evidence_remedy_and_plan_rule(page):
         "The loop waits (likely)",
     ):
         assert said in text
-    assert sum("data-copy" in attrs for _, attrs in page.tags) == 1
+    assert sum("data-copy" in attrs for _, attrs in page.tags) == 2  # the rule, and all rules as a plan
 
 
 def test_what_every_instrument_saw_is_shown(page):
