@@ -16,8 +16,11 @@ from ampwise.cli.exits import INTERRUPTED, say
 from ampwise.cli.options import lists_option, malloc_option, module_option, nvtx_option, script_words, target_of
 from ampwise.cli.scripts import check_device, check_files, check_script, progress_bar, remove_empty
 from ampwise.cli.unwind import signals_unwind
+from ampwise.emulate.recipes import get_recipe
+from ampwise.plan.find import find_plan
 from ampwise.records.files import save_recording
 from ampwise.records.run import Role
+from ampwise.runner.planned import in_precision, with_plan
 from ampwise.runner.script import Target
 from ampwise.runner.spec import LaunchSpec, Lists, Malloc
 
@@ -41,9 +44,11 @@ _SAYING: Final = {
     short_help="Say why a training gives NaN, no speed-up or no memory.",
 )
 @click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Steps to watch.")
-@click.option("--precision", default="auto", show_default=True, metavar="NAME", help="Unless the script has its own.")
+@click.option(
+    "--precision", metavar="NAME", help="auto (default), a format or a preset; unless the script has its own."
+)
 @click.option("--emulate", metavar="FORMAT", help="As if this CPU had the format's hardware: fp16, tf32, fp8_e4m3.")
-@click.option("--plan", type=_PATH, metavar="FILE", help="Watch it under this plan.")
+@click.option("--plan", metavar="PLAN", help="Watch it under this plan: a file, a preset.")
 @click.option("--report", type=_PATH, metavar="FILE", help="Write one self-contained HTML file.")
 @click.option("--record", type=_PATH, metavar="FILE", help="Where the recording goes; default: a folder for scratch.")
 @click.option("--sarif", type=_PATH, metavar="FILE", help="Write the findings for a code host.")
@@ -76,25 +81,22 @@ def command(words: tuple[str, ...], **options: Any) -> int:
 
 
 def _spec(options: Mapping[str, Any]) -> LaunchSpec:
-    if options["emulate"] is not None and options["precision"] not in {"auto", options["emulate"]}:
-        raise UsageError("--emulate says the precision too; leave --precision away")
-    return LaunchSpec(
-        precision=options["precision"] if options["emulate"] is None else options["emulate"],
-        emulate=options["emulate"],
-        plan=None if options["plan"] is None else _plan_text(options["plan"]),
+    emulate = None if options["emulate"] is None else get_recipe(options["emulate"]).name
+    spec = LaunchSpec(
+        precision=emulate or "auto",
+        emulate=emulate,
         lists=Lists(options["lists"]),
         malloc=Malloc(options["malloc"]),
         device=options["device"],
         nvtx=options["nvtx"],
         stop_after=options["steps"],
     )
-
-
-def _plan_text(path: Path) -> str:
-    from ampwise.plan.file import load_plan
-    from ampwise.plan.writing import to_toml
-
-    return to_toml(load_plan(path))
+    precision = options["precision"]
+    if options["plan"] is None:
+        return spec if precision is None else in_precision(spec, precision)
+    if precision is not None:
+        raise UsageError("--plan says the precision already, as its default; leave --precision out")
+    return with_plan(spec, find_plan(options["plan"]))
 
 
 def _examined(target: Target, spec: LaunchSpec, record: Path | None) -> "tuple[Recording, Path]":
