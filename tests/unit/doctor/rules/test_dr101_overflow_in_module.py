@@ -54,8 +54,9 @@ def test_what_removed_the_fault_is_told():
 
 def test_reruns_that_could_not_do_what_they_were_for_say_nothing():
     own = "torch.autocast entered at train.py:3"
-    same = replace(LOST, role=Role.RESCUED, left_alone=own)
-    half = replace(LOST, role=Role.IN_FP32, precision="fp32", left_alone="SGD given float16 parameters at train.py:3")
+    given = "SGD given float16 parameters at train.py:3"
+    same = replace(LOST, role=Role.RESCUED, left_alone=given)
+    half = replace(LOST, role=Role.IN_FP32, precision="fp32", left_alone=given)
     (finding,) = RULE.check(case(ORIGIN, reruns=(same, half), watched=replace(LOST, left_alone=own)))
     assert finding.evidence.endswith("12 inf")
     assert "in layers.1.wo's forward write `with torch.autocast(x.device.type, enabled=False):`" in finding.remedy
