@@ -63,3 +63,14 @@ def test_what_cannot_be_estimated_is_refused(arguments, text):
     with pytest.raises(UsageError) as error:
         estimate(*arguments)
     assert text in str(error.value)
+
+
+def test_a_page_is_written_where_it_was_asked_for(tmp_path):
+    page = tmp_path / "memory.html"
+    estimate("--params", "130M", "--memory", "24GB", "--report", str(page))
+    assert "it fits this memory" in page.read_text("utf-8")
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_work(tmp_path):
+    with pytest.raises(UsageError, match="does not exist"):
+        estimate("--params", "130M", "--report", str(tmp_path / "no" / "memory.html"))
