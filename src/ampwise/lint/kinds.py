@@ -320,6 +320,8 @@ class Kinds:
         head, _, last = name.rpartition(".")
         if head == "torch.optim.lr_scheduler" or (head == "transformers" and "_schedule" in last):
             return Kind.SCHEDULER
+        if last.lower().endswith("lrscheduler") or (head.endswith("lr_scheduler") and last[:1].isupper()):
+            return Kind.SCHEDULER
         if head in {"torch.optim", "bitsandbytes.optim", "apex.optimizers"} and last[:1].isupper():
             return Kind.OPTIMIZER
         if head in {"torch.nn", "torch.nn.modules"} and last[:1].isupper() and last != "Parameter":

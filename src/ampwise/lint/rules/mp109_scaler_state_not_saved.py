@@ -149,6 +149,25 @@ train(model, optimizer, scaler)
 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, "last.pt")
 """,
         ),
+        Example(
+            title="handed to a helper from elsewhere, in a file that itself saves nothing",
+            source="""
+from torch.amp import GradScaler, autocast
+from helpers import Saver
+
+def fit(model, loader, optimizer, scheduler):
+    scaler = GradScaler("cuda")
+    saver = Saver("runs")
+    for batch in loader:
+        optimizer.zero_grad()
+        with autocast("cuda"):
+            loss = model(batch)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    saver.saveModel(1, model, optimizer, scheduler)
+""",
+        ),
     ),
     good=(
         Example(source=_saving(', "scaler": scaler.state_dict()')),
@@ -463,4 +482,4 @@ def _saved_key(file: SourceFile) -> str | None:
     return None
 
 
-RULE = Rule(info=INFO, check=check, words=("state_dict",), off_under=TRAINERS)
+RULE = Rule(info=INFO, check=check, words=("state_dict", "save", "checkpoint", "ckpt"), off_under=TRAINERS)

@@ -16,7 +16,9 @@ from ampwise.lint.source import SourceFile, fix
 from ampwise.lint.tree import dotted
 from ampwise.records.finding import Example, Finding, Fix, Fixable, RuleInfo, Severity
 
-_ASKED: Final = re.compile(r"scale|found_inf|_step_count|skip|inf\b|overflow|stepped|did_step|is_step", re.IGNORECASE)
+_ASKED: Final = re.compile(
+    r"scale(?!r)|found_inf|_step_count|skip|inf\b|overflow|stepped|did_step|is_step", re.IGNORECASE
+)
 _BEFORE: Final = "scale_before"
 
 _STEP: Final = """
@@ -83,6 +85,46 @@ class Trainer:
             self.scaler.update()
             if epoch == 0:
                 self.move()
+""",
+        ),
+        Example(
+            title="in the arm that asks only whether there is a scaler",
+            source="""
+def fit(self, loader):
+    for step, batch in enumerate(loader):
+        if self.use_amp and self.scaler:
+            self.scaler.scale(self.model(batch)).backward()
+            if (step + 1) % self.accumulation == 0:
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+                if self.scheduler:
+                    self.scheduler.step()
+                self.optimizer.zero_grad()
+""",
+        ),
+        Example(
+            title="a schedule of the project's own, by its class",
+            source="""
+from lib.schedules import PolyLrScheduler
+schedule = PolyLrScheduler(optimizer, power=0.9)
+for batch in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    schedule.step()
+""",
+            fixed="""
+from lib.schedules import PolyLrScheduler
+schedule = PolyLrScheduler(optimizer, power=0.9)
+for batch in loader:
+    optimizer.zero_grad()
+    scaler.scale(model(batch)).backward()
+    scaler.step(optimizer)
+    scale_before = scaler.get_scale()
+    scaler.update()
+    if scaler.get_scale() >= scale_before:
+        schedule.step()
 """,
         ),
     ),
