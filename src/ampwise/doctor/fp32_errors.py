@@ -43,4 +43,5 @@ def _is_within(inner: str, outer: str) -> bool:
 def rows_fell_together(one: ModuleError) -> bool:
     """Whether at least half of the rows that fp32 tells apart are equal in the low format, and wrong by that."""
     low, high = one.num_distinct, one.num_distinct_fp32
-    return low is not None and high is not None and high >= 4 and 2 * low <= high and one.relative >= _WRONG_ROWS
+    is_born_here = one.relative >= max(_WRONG_ROWS, 2.0 * (one.relative_input or 0.0))
+    return low is not None and high is not None and high >= 4 and 2 * low <= high and is_born_here

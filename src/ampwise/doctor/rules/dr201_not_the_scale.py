@@ -27,7 +27,7 @@ import torch
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1))
 with torch.no_grad():
     model[0].weight.fill_(3e3)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-15)
 scaler = torch.amp.GradScaler("cpu")
 for _ in range(20):
     with torch.autocast("cpu", dtype=torch.float16):
