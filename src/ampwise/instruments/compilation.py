@@ -37,22 +37,22 @@ class CompileWatch:
     def record(self) -> CompileRecord | None:
         """What was compiled so far; None where nothing was."""
         accounts = self._read()
-        return _record(accounts) if accounts is not None and (accounts.num_frames or accounts.num_graphs) else None
+        if accounts is None or not (accounts.num_frames or accounts.num_graphs):
+            return None
+        return _record(accounts, self._breaks)
 
     def _on_step(self, _: StepOutcome) -> None:
         self._read()
 
     def _read(self) -> CompilerAccounts | None:
         accounts = compiler_accounts()
-        if accounts is None:
-            return None
-        if len(accounts.breaks) > len(self._breaks):
+        if accounts is not None and len(accounts.breaks) > len(self._breaks):
             self._breaks = accounts.breaks
-        return accounts._replace(breaks=self._breaks)
+        return accounts
 
 
-def _record(accounts: CompilerAccounts) -> CompileRecord:
-    places = Counter((_reason(one), _users_line(one)) for one in accounts.breaks)
+def _record(accounts: CompilerAccounts, breaks: tuple[Break, ...]) -> CompileRecord:
+    places = Counter((_reason(one), _users_line(one)) for one in breaks)
     return CompileRecord(
         num_graphs=accounts.num_graphs,
         num_frames=accounts.num_frames,
