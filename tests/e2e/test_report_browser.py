@@ -90,7 +90,7 @@ def _num_drawn(document):
     ("name", "num_traces"),
     [
         ("normal", 4 + 2 + 1),  # a line a run, a box a variant, the bars
-        ("diverged", 2 + 2 + 2 + 1),  # and the crosses and the triangles
+        ("diverged", 2 + 2 + 2 + 2 + 1),  # and crosses and triangles, and the loss scale with its triangles
         ("crashed", 2 + 2 + 1),
         ("hostile", 2 + 2 + 1),
         ("empty", 0),
