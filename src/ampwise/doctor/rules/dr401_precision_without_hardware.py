@@ -13,6 +13,8 @@ from ampwise.records.kernels import KernelRecord
 
 _SLOWER: Final = 0.5
 """Below this much of fp32's speed, products that take most of the time have no fast instructions."""
+_PRODUCTS: Final = 0.25
+"""Their share of one profiled step, which on a busy machine may be cut short by others."""
 _CASTS: Final = 0.15
 
 INFO = RuleInfo(
@@ -66,7 +68,7 @@ def check(case: Case) -> Iterator[Finding]:
 
 def is_slow_on_cpu(case: Case, kernels: KernelRecord, cost: StepCost) -> bool:
     """Whether a CPU lost time, and lost it in the products, not in the casts for them."""
-    is_in_products = kernels.product_ms > 0.5 * kernels.work_ms and (cast_share(case.run) or 0.0) < _CASTS
+    is_in_products = kernels.product_ms > _PRODUCTS * kernels.work_ms and (cast_share(case.run) or 0.0) < _CASTS
     return cost.best_gain < _SLOWER and is_in_products
 
 
