@@ -31,12 +31,13 @@ def born_here(case: Case, *, least: float, growth: float) -> Iterator[ModuleErro
         is_large = math.isfinite(one.amax) and one.relative >= least
         if not is_large or one.relative < growth * (one.relative_input or 0.0):
             continue
-        if not any(_is_within(other.module, one.module) for other in found):
+        if not any(is_within(other.module, one.module) for other in found):
             found.append(one)
             yield one
 
 
-def _is_within(inner: str, outer: str) -> bool:
+def is_within(inner: str, outer: str) -> bool:
+    """Whether a module is the other, or hangs below it."""
     return inner == outer or not outer or inner.startswith(f"{outer}.")
 
 

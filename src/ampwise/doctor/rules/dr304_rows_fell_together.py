@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
-from ampwise.doctor.fp32_errors import errors, rows_fell_together
+from ampwise.doctor.fp32_errors import born_here, errors, is_within, rows_fell_together
 from ampwise.doctor.origins import rule_that_helps, with_precision
 from ampwise.doctor.rule import Rule
 from ampwise.formats.table import find_format
@@ -60,9 +60,15 @@ for _ in range(20):
 
 def check(case: Case) -> Iterator[Finding]:
     """The first module whose rows fell together, and no other: those behind it only pass it on."""
-    found = next((one for one in errors(case) if rows_fell_together(one)), None)
+    wrong = {one.module for one in born_here(case, least=0.1, growth=8.0)}
+    found = next((one for one in errors(case) if rows_fell_together(one) and not _passes_on(one, wrong)), None)
     if found is not None:
         yield _finding(case, found)
+
+
+def _passes_on(one: ModuleError, wrong: set[str]) -> bool:
+    """Whether the error arose in a module within it."""
+    return any(module != one.module and is_within(module, one.module) for module in wrong)
 
 
 def _finding(case: Case, one: ModuleError) -> Finding:

@@ -24,9 +24,10 @@ def test_the_first_module_is_named_with_its_rows():
         compared(error("net.fc", 1.4, rows=(1, 3))),
         compared(error("net.fc", 1.4, rows=(None, None))),
         compared(error("net.fc", 1.0, 0.9, rows=(1, 64))),
+        compared(error("net.fc", 0.9), error("net", 0.9, rows=(1, 64))),
         of(run("bf16")),
     ],
-    ids=["most differ", "rounded alike", "too few", "not counted", "given", "not compared"],
+    ids=["most differ", "rounded alike", "too few", "not counted", "given", "within", "not compared"],
 )
 def test_others_are_none(one):
     assert list(RULE.check(one)) == []
