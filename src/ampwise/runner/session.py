@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ampwise.runtime.loss_scale import LossScale
 
 _NO_TORCH = "the script did not import torch"
+_OWN = "as the script has it"
 _EMULATED = "its losses are those of {0} hardware, its times and memory this CPU's"
 
 
@@ -142,10 +143,12 @@ class Session:
         choice, injected, memory = self._choice, self._injected, self._memory
         slowed = memory.slowed_steps if memory else frozenset[int]()
         slowed = slowed.union(*(one.slowed_steps for one in self._instruments.values()))
+        sections = {field: one.record() for field, one in self._instruments.items()}
+        own = sections["usage"].autocast if "usage" in sections and injected and injected.left_alone else None
         return RunRecord(
             variant=self.spec.variant,
-            precision=choice.label if choice else self.spec.precision,
-            reason=choice.reason if choice else _NO_TORCH,
+            precision=own or (choice.label if choice else self.spec.precision),
+            reason=_OWN if own else choice.reason if choice else _NO_TORCH,
             repeat=self.spec.repeat,
             end=RunEnd.NO_STEPS,
             steps=self._steps.records(untimed=slowed) if self._steps else (),
@@ -154,7 +157,7 @@ class Session:
             watching_ms=self._steps.cost_ms if self._steps else None,
             left_alone=injected.left_alone if injected else None,
             notes=self._all_notes(),
-            **{field: one.record() for field, one in self._instruments.items()},
+            **sections,
         )
 
     def _all_notes(self) -> tuple[str, ...]:
