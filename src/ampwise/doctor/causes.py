@@ -46,6 +46,8 @@ def cause_of(origin: Origin) -> Cause:
         case Phase.OPTIMIZER:
             return Cause.OPTIMIZER
         case Phase.FORWARD | Phase.OTHER:
+            if "_amp_" in (origin.site.op or ""):
+                return Cause.BACKWARD  # the scaler divides gradients by the scale
             return _of_operands(origin) or _of_range(origin)
 
 

@@ -62,6 +62,12 @@ def test_a_scale_below_one_collapses():
     assert by_rule["DR203"].severity is Severity.ERROR
 
 
+def test_gradients_that_unscaling_makes_infinite_are_no_fault_of_the_forward_pass():
+    unscale = origin("aten._amp_foreach_non_finite_check_and_unscale_", operand(-9.0, 9.0, dtype="fp32"), module=None)
+    watched = run(scale=16.0, skipped=range(20))
+    assert "DR203" in {finding.rule for finding in found(case(unscale, watched=watched))}
+
+
 def test_skips_at_every_scale_are_a_collapse():
     endless = run(losses=GOOD * 3, scale=2.0**40, skipped=range(45))
     assert "no scale helps" in next(one for one in found(of(endless)) if one.rule == "DR203").message
