@@ -43,6 +43,8 @@ def check(case: Case) -> Iterator[Finding]:
     steps = scaled_steps(case)
     if not skips_often(case) or forward_is_lost(case):
         return
+    if any(step.scale is not None and step.scale < 1.0 for step in steps):
+        return  # a collapse is DR203's
     fitting = next((step.scale for step in steps if not step.skipped and step.index > _last_skip(case)), None)
     settled = f"{fitting:g} fits" if fitting is not None else "none had fitted when the run ended"
     lower = f"`GradScaler(init_scale={fitting:g})`" if fitting is not None else INFO.remedy

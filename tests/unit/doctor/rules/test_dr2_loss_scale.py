@@ -60,6 +60,7 @@ def test_a_scale_below_one_collapses():
     by_rule = {finding.rule: finding for finding in found(of(run(scale=16.0, skipped=range(20))))}
     assert by_rule["DR203"].message == ("The loss scale fell to 3.05176e-05, below 1, while every loss was finite.")
     assert by_rule["DR203"].severity is Severity.ERROR
+    assert by_rule.keys() == {"DR203"}
 
 
 def test_gradients_that_unscaling_makes_infinite_are_no_fault_of_the_forward_pass():
