@@ -28,8 +28,8 @@ class Case:
         return self.rerun(Role.WATCHED) or self.recording.runs[0]
 
     def rerun(self, role: Role) -> RunRecord | None:
-        """The run that was made for that purpose; None where there was none."""
-        return next((run for run in self.recording.runs if run.role is role), None)
+        """The last run that was made for that purpose; None where there was none."""
+        return next((run for run in reversed(self.recording.runs) if run.role is role), None)
 
     @property
     def steps(self) -> tuple[StepRecord, ...]:

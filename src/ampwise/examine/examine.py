@@ -1,10 +1,10 @@
 """Runs a script as often as it takes to answer what is wrong with it, and puts what was recorded together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from ampwise._base.errors import CannotRunError
 from ampwise.examine.passes import Pass, follow_ups, is_faulty, rescue, watched
@@ -18,6 +18,9 @@ from ampwise.runner.environment import describe_environment
 from ampwise.runner.script import Target
 from ampwise.runner.spec import LaunchSpec
 from ampwise.runner.summary import NO_STEP_FOUND
+
+_MAX_RESCUES: Final = 4
+"""Modules that fail one behind the other: more than so many are found by a search, not by an examination."""
 
 
 class Runner(Protocol):
@@ -70,9 +73,8 @@ def examine(
     _refuse(runs[0])
     runs += [_made(target, one, tell, run) for one in follow_ups(runs[0], spec)]
     traced = next((one for one in runs if one.role is Role.TRACED), None)
-    last = rescue(traced, spec) if traced is not None and is_faulty(runs[0]) else None
-    if last is not None:
-        runs.append(_made(target, last, tell, run))
+    if traced is not None:
+        runs += _rescues(target, traced, spec, tell, run)
     return Recording(
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
         command=target.command,
@@ -80,6 +82,21 @@ def examine(
         runs=tuple(runs),
         notes=changes.notes() if changes is not None else (),
     )
+
+
+def _rescues(
+    target: Target, traced: RunRecord, spec: LaunchSpec, tell: Callable[[Progress], None], run: Runner
+) -> Iterator[RunRecord]:
+    """Runs with the suspects in fp32: where the next module then fails, it becomes one too."""
+    seen, kept = traced, ()
+    for _ in range(_MAX_RESCUES):
+        one = rescue(seen, spec, kept=kept)
+        if one is None:
+            return
+        seen, kept = _made(target, one, tell, run), one.fp32_modules
+        yield seen
+        if not is_faulty(seen):
+            return
 
 
 def _refuse(record: RunRecord) -> None:
@@ -97,7 +114,8 @@ def _made(target: Target, one: Pass, tell: Callable[[Progress], None], run: Runn
         tell(Progress(role=one.role, num_done=num_steps, num_steps=one.spec.stop_after))
 
     on_step(0)
-    return replace(run(target, one.spec, on_step=on_step, output=output), role=one.role)
+    record = run(target, one.spec, on_step=on_step, output=output)
+    return replace(record, role=one.role, fp32_modules=one.fp32_modules)
 
 
 def _describe(spec: LaunchSpec) -> Environment:

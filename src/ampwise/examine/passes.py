@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ampwise.plan.file import parse_plan
 from ampwise.plan.plan import Plan, Rule
 from ampwise.plan.writing import to_toml
 from ampwise.records.crash_kind import CrashKind, crash_kind, may_be_numeric
@@ -25,6 +26,8 @@ class Pass:
 
     role: Role
     spec: LaunchSpec
+    fp32_modules: tuple[str, ...] = ()
+    """Suspects that are kept in fp32."""
 
 
 def watched(spec: LaunchSpec) -> Pass:
@@ -57,14 +60,26 @@ def follow_ups(record: RunRecord, spec: LaunchSpec) -> Iterator[Pass]:
         yield Pass(role=Role.IN_FP32, spec=fp32)
 
 
-def rescue(traced: RunRecord, spec: LaunchSpec) -> Pass | None:
-    """The run with the modules that made infinities or NaN in fp32; None where the trace names none."""
-    modules = suspects(traced)
-    if not modules:
+def rescue(seen: RunRecord, spec: LaunchSpec, *, kept: tuple[str, ...] = ()) -> Pass | None:
+    """The run with the modules that made infinities or NaN in fp32; None where the trace names no more of them.
+
+    Args:
+        seen: The run whose trace names them: the traced one, or a rescued one in which the next module failed.
+        spec: What the watched run was told, its plan included, whose rules stay in front.
+        kept: Modules that ``seen`` had in fp32 already.
+    """
+    modules = tuple(dict.fromkeys((*kept, *suspects(seen))))
+    if modules == kept:
         return None
+    given = parse_plan(spec.plan) if spec.plan is not None else Plan(default=spec.emulate or seen.precision)
     rules = tuple(Rule(module=module, compute="fp32", because="under suspicion") for module in modules)
-    plan = Plan(default=spec.emulate or traced.precision, rules=rules)
-    return Pass(role=Role.RESCUED, spec=replace(spec, instruments=(), plan=to_toml(plan), rules_stay=True))
+    named = {rule.selector for rule in rules}
+    plan = replace(given, rules=(*(one for one in given.rules if one.selector not in named), *rules))
+    return Pass(
+        role=Role.RESCUED,
+        spec=replace(spec, instruments=_TRACER, plan=to_toml(plan), rules_stay=True),
+        fp32_modules=modules,
+    )
 
 
 def suspects(traced: RunRecord) -> tuple[str, ...]:

@@ -109,6 +109,8 @@ class RunRecord:
     """Counts from 0; every variant's run with the same number has the same seeds."""
     end: RunEnd
     role: Role = Role.COMPARED
+    fp32_modules: tuple[str, ...] = ()
+    """In a rescued run: the suspected modules that were kept in fp32."""
     steps: tuple[StepRecord, ...] = ()
     peak_tensor_bytes: int | None = None
     """Largest sum of live storages during one sampled step."""

@@ -19,19 +19,22 @@ SPEC = LaunchSpec(precision="fp16", stop_after=4)
 class Script:
     """Runs that come out as told; remembers what each was asked."""
 
-    def __init__(self, *, loss=1.0):
+    def __init__(self, *, loss=1.0, faults=("wo",)):
         self.asked = []
         self.loss = loss
+        self.faults = faults
 
     def __call__(self, target, spec, *, on_step, output):
         assert target is TARGET
         assert output is None
         self.asked.append(spec)
         on_step(4)
-        fault = Site(phase=Phase.FORWARD, module="wo", op="aten.mm")
-        seen = Origin(step=0, kind=NonFiniteKind.INF, site=fault, found_by=FoundBy.TRACE)
-        steps = recordings.steps([self.loss] * 4, 5.0, 0, scale=None if spec.precision == "fp32" else 1.0)
-        traced = NonFiniteRecord(num_steps=4, origins=(seen,)) if spec.instruments == ("nonfinite",) else None
+        left = [name for name in self.faults if f'module = "{name}"' not in (spec.plan or "")][:1]
+        sites = [Site(phase=Phase.FORWARD, module=name, op="aten.mm") for name in left]
+        seen = tuple(Origin(step=0, kind=NonFiniteKind.INF, site=one, found_by=FoundBy.TRACE) for one in sites)
+        loss = self.loss if left else 1.0
+        steps = recordings.steps([loss] * 4, 5.0, 0, scale=None if spec.precision == "fp32" else 1.0)
+        traced = NonFiniteRecord(num_steps=4, origins=seen) if spec.instruments == ("nonfinite",) else None
         return recordings.run(spec.precision, spec.precision, steps=steps, nonfinite=traced)
 
 
@@ -56,6 +59,17 @@ def test_a_faulty_script_is_traced_and_its_suspect_kept_in_fp32():
         Role.RESCUED,
     ]
     assert 'module = "wo"' in script.asked[-1].plan
+
+
+def test_modules_that_fail_one_behind_the_other_are_kept_in_fp32_together():
+    recording = examined(Script(loss=math.nan, faults=("wo", "head", "norm")))
+    rescued = [run.fp32_modules for run in recording.runs if run.role is Role.RESCUED]
+    assert rescued == [("wo",), ("wo", "head"), ("wo", "head", "norm")]
+
+
+def test_a_fault_that_no_module_explains_is_not_chased_for_ever():
+    recording = examined(Script(loss=math.nan, faults=tuple("abcdefgh")))
+    assert [run.role for run in recording.runs].count(Role.RESCUED) == 4
 
 
 def test_every_step_of_every_run_is_told():

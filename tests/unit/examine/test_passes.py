@@ -6,6 +6,8 @@ import pytest
 import recordings
 from ampwise.examine.passes import follow_ups, is_faulty, longest_skips, rescue, suspects, watched
 from ampwise.plan.file import parse_plan
+from ampwise.plan.plan import Plan, Rule
+from ampwise.plan.writing import to_toml
 from ampwise.records.nonfinite import FoundBy, NonFiniteKind, NonFiniteRecord, Origin
 from ampwise.records.run import Failure, Role, RunEnd
 from ampwise.records.site import Phase, Site
@@ -95,5 +97,20 @@ def test_the_rescue_keeps_the_suspected_modules_in_fp32():
     assert [(rule.module, rule.compute) for rule in plan.rules] == [("layers.1.wo", "fp32")]
 
 
+def test_a_rescue_keeps_the_rules_of_the_plan_it_runs_under():
+    given = Plan(default="bf16", rules=(Rule(module="head", compute="fp32"), Rule(module="wo", compute="fp16")))
+    traced = replace(FP16, nonfinite=NonFiniteRecord(num_steps=3, origins=(origin("wo"),)), role=Role.TRACED)
+    made = rescue(traced, replace(SPEC, plan=to_toml(given)))
+    plan = parse_plan(made.spec.plan)
+    assert plan.default == "bf16"
+    assert [(rule.module, rule.compute) for rule in plan.rules] == [("head", "fp32"), ("wo", "fp32")]
+
+
 def test_without_a_suspect_there_is_nothing_to_rescue():
     assert rescue(replace(FP16, role=Role.TRACED), SPEC) is None
+
+
+def test_a_suspect_that_is_in_fp32_already_is_none():
+    seen = replace(FP16, nonfinite=NonFiniteRecord(num_steps=3, origins=(origin("wo"),)))
+    assert rescue(seen, SPEC, kept=("wo",)) is None
+    assert rescue(seen, SPEC, kept=("head",)).fp32_modules == ("head", "wo")
