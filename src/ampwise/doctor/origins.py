@@ -12,7 +12,7 @@ from ampwise.plan.plan import Rule
 from ampwise.plan.writing import rule_to_toml
 from ampwise.records.finding import Confidence, Finding, RuleInfo
 from ampwise.records.nonfinite import Operand, Origin
-from ampwise.records.run import Role
+from ampwise.records.run import Role, RunRecord
 from ampwise.records.site import Site
 
 _MAX_SHOWN: Final = 3
@@ -20,11 +20,18 @@ _MAX_SHOWN: Final = 3
 
 
 def origins(case: Case) -> tuple[Origin, ...]:
-    """Operators that made infinities or NaN of finite numbers, the first first: of the trace where there is one."""
-    for run in (case.rerun(Role.TRACED), case.run):
-        if run is not None and run.nonfinite is not None and run.nonfinite.origins:
-            return run.nonfinite.origins
-    return ()
+    """Operators that made infinities or NaN of finite numbers, the first first: of the trace where there is one.
+
+    Behind them stand those that fail once the first ones' modules are in fp32: what was infinite hid them.
+    """
+    first = next((seen for run in (case.rerun(Role.TRACED), case.run) if (seen := _seen_in(run))), ())
+    later = [one for run in case.recording.runs if run.role is Role.RESCUED for one in _seen_in(run)]
+    modules = {one.site.module for one in first}
+    return (*first, *{one.site: one for one in later if one.site.module not in modules}.values())
+
+
+def _seen_in(run: RunRecord | None) -> tuple[Origin, ...]:
+    return run.nonfinite.origins if run is not None and run.nonfinite is not None else ()
 
 
 def format_of(origin: Origin) -> str | None:

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Final
 
+from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
 from ampwise.records.nonfinite import Origin
 from ampwise.records.run import Role, RunRecord
 
 _SKIPS_IN_A_ROW: Final = 4
 """A dynamic loss scale comes down by a few skipped steps at the start."""
+_MAX_NAMED: Final = 4
 _WORDS: Final = {
     Role.RESCUED: "with the suspected modules in fp32",
     Role.UNSCALED: "without the loss scale",
@@ -64,10 +66,18 @@ def what_removed_it(case: Case) -> Iterator[str]:
     """Which of the reruns did without the fault, in words; nothing where the fault does not show in losses or skips."""
     if not has_fault(case.run):
         return
+    lost = first_bad_loss(case.run) is not None  # then skips beside a finite loss are the scale coming down
     for role, text in _WORDS.items():
         run = _counted(case, role)
         if run is not None and run.steps and run is not case.run:
-            yield f"{text} it {'stays' if has_fault(run) else 'is gone'}"
+            stays = first_bad_loss(run) is not None if lost else has_fault(run)
+            yield f"{_kept(run) or text} it {'stays' if stays else 'is gone'}"
+
+
+def _kept(run: RunRecord) -> str:
+    """The modules that a rescued run had in fp32, by name where they are few."""
+    names = [inert_line(name, max_length=60) for name in run.fp32_modules]
+    return f"with {', '.join(names)} in fp32" if 0 < len(names) <= _MAX_NAMED else ""
 
 
 def _counted(case: Case, role: Role) -> RunRecord | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from ampwise._base.errors import CannotRunError
-from ampwise.examine.passes import Pass, follow_ups, is_faulty, rescue, watched
+from ampwise.examine.passes import Pass, follow_ups, rescue, still_fails, watched
 from ampwise.records.environment import Environment
 from ampwise.records.recording import Recording
 from ampwise.records.run import OWN_REFUSAL, Role, RunEnd, RunRecord
@@ -74,7 +74,7 @@ def examine(
     runs += [_made(target, one, tell, run) for one in follow_ups(runs[0], spec)]
     traced = next((one for one in runs if one.role is Role.TRACED), None)
     if traced is not None:
-        runs += _rescues(target, traced, spec, tell, run)
+        runs += _rescues(target, runs[0], traced, spec, tell=tell, run=run)
     return Recording(
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
         command=target.command,
@@ -85,7 +85,13 @@ def examine(
 
 
 def _rescues(
-    target: Target, traced: RunRecord, spec: LaunchSpec, tell: Callable[[Progress], None], run: Runner
+    target: Target,
+    first: RunRecord,
+    traced: RunRecord,
+    spec: LaunchSpec,
+    *,
+    tell: Callable[[Progress], None],
+    run: Runner,
 ) -> Iterator[RunRecord]:
     """Runs with the suspects in fp32: where the next module then fails, it becomes one too."""
     seen, kept = traced, ()
@@ -95,7 +101,7 @@ def _rescues(
             return
         seen, kept = _made(target, one, tell, run), one.fp32_modules
         yield seen
-        if not is_faulty(seen):
+        if not still_fails(seen, first):
             return
 
 

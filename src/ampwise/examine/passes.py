@@ -92,12 +92,22 @@ def is_faulty(record: RunRecord) -> bool:
     """Whether the run crashed, its loss was not finite, or it skipped several steps in a row."""
     seen = record.nonfinite
     has_seen = seen is not None and bool(seen.origins or seen.loss_steps or seen.weight_steps)
-    return (
-        not record.has_finished
-        or has_seen
-        or any(step.loss is not None and not math.isfinite(step.loss) for step in record.steps)
-        or longest_skips(record.steps) >= _SKIPS_IN_A_ROW
-    )
+    return not record.has_finished or has_seen or has_bad_loss(record) or longest_skips(record.steps) >= _SKIPS_IN_A_ROW
+
+
+def still_fails(rescued: RunRecord, first: RunRecord) -> bool:
+    """Whether a rescued run shows what the first one showed: a crash, a loss that is not finite, else skipped steps.
+
+    Skips beside a finite loss are the scale coming down, where the loss itself had been lost before.
+    """
+    if not rescued.has_finished or has_bad_loss(rescued):
+        return True
+    return not has_bad_loss(first) and longest_skips(rescued.steps) >= _SKIPS_IN_A_ROW
+
+
+def has_bad_loss(record: RunRecord) -> bool:
+    """Whether a loss was not finite."""
+    return any(step.loss is not None and not math.isfinite(step.loss) for step in record.steps)
 
 
 def has_not_started(record: RunRecord) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 import recordings
-from ampwise.examine.passes import follow_ups, is_faulty, longest_skips, rescue, suspects, watched
+from ampwise.examine.passes import follow_ups, is_faulty, longest_skips, rescue, still_fails, suspects, watched
 from ampwise.plan.file import parse_plan
 from ampwise.plan.plan import Plan, Rule
 from ampwise.plan.writing import to_toml
@@ -108,6 +108,15 @@ def test_a_rescue_keeps_the_rules_of_the_plan_it_runs_under():
 
 def test_without_a_suspect_there_is_nothing_to_rescue():
     assert rescue(replace(FP16, role=Role.TRACED), SPEC) is None
+
+
+def test_a_finite_loss_is_a_cure_while_the_scale_still_comes_down():
+    lost = with_losses(FP16, at_3=math.nan)
+    skipping = replace(FP16, steps=recordings.steps([1.0] * 20, 5.0, 0, skipped=frozenset(range(9)), scale=1.0))
+    assert not still_fails(skipping, lost)
+    assert still_fails(skipping, skipping)
+    assert still_fails(lost, lost)
+    assert still_fails(replace(FP16, end=RunEnd.FAILED), lost)
 
 
 def test_a_suspect_that_is_in_fp32_already_is_none():
