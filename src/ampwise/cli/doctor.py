@@ -67,7 +67,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     ampwise doctor --emulate fp16 --report r.html train.py
 
     The script's files are left alone: what it saves goes to a scratch folder.
-    Exit status: 0 clean, 1 findings, 2 wrong usage, 3 it could not be run.
+    Exit status: 0 healthy, 1 errors or warnings, 2 wrong usage, 3 not run.
     """  # noqa: D301 - click's mark for a block kept as it is
     spec = _spec(options)
     target = target_of(words, is_module=options["is_module"])

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ampwise._base.text import inert, inert_line
 from ampwise.records.checks import CHECKS
-from ampwise.records.finding import Finding
+from ampwise.records.finding import Finding, Severity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,8 @@ class Diagnosis:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing was found."""
-        return not self.findings
+        """Whether nothing was found but remarks: what is well here and would cost time or memory elsewhere."""
+        return all(one.severity is Severity.INFO for one in self.findings)
 
     def __str__(self) -> str:
         """Each finding with its place, evidence and remedy, then what was found well: for a notebook or a log."""

@@ -40,8 +40,8 @@ def render_diagnosis(
         how_to_see_all: What to type for that, where some are not shown.
     """
     findings = diagnosis.findings
-    worst = findings[0].severity if findings else None
-    _print(Text(verdict(diagnosis), style="bold green" if worst is None else _STYLES[worst]), console)
+    style = "bold green" if diagnosis.is_healthy else _STYLES[findings[0].severity]
+    _print(Text(verdict(diagnosis), style=style), console)
     for run in recording.runs[:1]:
         _print(Text(_fill(examined(run), console.width), style="dim"), console)
     num_whole = len(findings) if show_all or len(findings) <= _MAX_ALL_WHOLE else _NUM_WHOLE
@@ -62,9 +62,12 @@ def render_diagnosis(
 
 
 def verdict(diagnosis: Diagnosis) -> str:
-    """The outcome in one line: ``2 errors, 1 warning``, or that the training is healthy."""
-    if diagnosis.findings:
+    """The outcome in one line: ``Found 2 errors, 1 warning.``, or that the training is healthy."""
+    if not diagnosis.is_healthy:
         return f"Found {counted(diagnosis.findings)}."
+    if diagnosis.findings:
+        num = len(diagnosis.findings)
+        return f"Healthy: no error and no warning, {num} remark{'s' * (num != 1)}."
     if not diagnosis.reassurances:
         return "Nothing was found, and nothing was measured that would show a fault."
     return "Healthy: nothing was found."

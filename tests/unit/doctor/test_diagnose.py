@@ -47,3 +47,10 @@ def test_the_watched_run_is_judged_and_others_are_asked_by_their_purpose():
 def test_without_a_run_there_is_nothing_to_judge():
     with pytest.raises(ValueError, match="without a run"):
         diagnose(recordings.empty(), rules=[])
+
+
+def test_a_remark_is_no_illness():
+    asked = [rule(1, finding(1, Severity.INFO, Confidence.CERTAIN))]
+    assert diagnose(recordings.normal(), rules=asked).is_healthy
+    asked += [rule(2, finding(2, Severity.WARNING, Confidence.POSSIBLE))]
+    assert not diagnose(recordings.normal(), rules=asked).is_healthy

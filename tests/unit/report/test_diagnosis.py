@@ -50,6 +50,7 @@ def test_a_finding_is_shown_with_its_place_its_evidence_and_its_remedy_as_a_rule
     [
         (Diagnosis(findings=(), reassurances=("no value was non-finite in 20 steps",)), "Healthy: nothing was found."),
         (Diagnosis(findings=()), "nothing was measured"),
+        (Diagnosis(findings=(replace(SLOW, severity=Severity.INFO),)), "Healthy: no error and no warning, 1 remark."),
         (Diagnosis(findings=(SLOW, SLOW)), "Found 2 warnings."),
     ],
 )
