@@ -14,6 +14,7 @@ from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, say
 from ampwise.cli.options import lists_option, module_option, script_words, target_of
 from ampwise.cli.scripts import check_device, check_script, progress_bar
 from ampwise.cli.unwind import signals_unwind
+from ampwise.emulate.recipes import get_recipe
 from ampwise.plan.find import find_plan
 from ampwise.runner.planned import in_precision, with_plan
 from ampwise.runner.script import Target
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 )
 @click.option("--precision", metavar="NAME", help="auto (default), fp32, tf32, bf16, fp16, or a preset.")
 @click.option("--plan", metavar="PLAN", help="What runs in which format: a plan file, a preset.")
+@click.option("--emulate", metavar="FORMAT", help="As if this CPU had the format's hardware: fp16, tf32, fp8_e4m3.")
 @module_option
 @click.option("--device", metavar="DEVICE", help="cpu, cuda:1, ...: the current device of the run.")
 @lists_option
@@ -48,7 +50,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
 
     \b
     ampwise casts train.py --lr 3e-4
-    ampwise casts --precision fp16 --json train.py
+    ampwise casts --emulate fp16 --json train.py
 
     The script runs for --steps optimizer steps in a process of its own. Its
     files are left alone: what it saves goes to a scratch folder that is removed.
@@ -73,14 +75,17 @@ def command(words: tuple[str, ...], **options: Any) -> int:
 
 
 def _spec(options: Mapping[str, Any]) -> LaunchSpec:
+    emulate = None if options["emulate"] is None else get_recipe(options["emulate"]).name
     spec = LaunchSpec(
+        precision=emulate or "auto",
+        emulate=emulate,
         lists=Lists(options["lists"]),
         device=options["device"],
         stop_after=options["steps"],
         instruments=("casts",),
     )
     if options["plan"] is None:
-        return in_precision(spec, options["precision"] or "auto")
+        return spec if options["precision"] is None else in_precision(spec, options["precision"])
     if options["precision"] is not None:
         raise UsageError("--plan says the precision already, as its default; leave --precision out")
     return with_plan(spec, find_plan(options["plan"]))
