@@ -1,62 +1,10 @@
-"""The storages under tensors, and a dispatch mode that sees every operator: what counting memory needs of torch."""
+"""The storages under tensors: what counting memory needs of torch."""
 
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode,
-    is_traceable_wrapper_subclass,
-)
-
-Watcher = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
-"""Called with an operator's arguments, keyword arguments and result, after it has run."""
-
-
-class OperatorWatch(TorchDispatchMode):
-    """Shows ``watcher`` every operator that runs while the mode is entered, and changes none.
-
-    Operators of tensor subclasses are left to the subclass first, so that those it runs inside are seen. Code that
-    torch.compile made stays compiled; what it allocates is not seen.
-    """
-
-    supports_higher_order_operators = True
-
-    def __init__(self, watcher: Watcher) -> None:
-        super().__init__()
-        self._watcher = watcher
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Compiled code is not thrown back to eager while the mode is on."""
-        return True
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if any(has_own_dispatch(kind) for kind in types):
-            return NotImplemented
-        keywords = kwargs or {}
-        result = func(*args, **keywords)
-        self._watcher(args, keywords, result)
-        return result
-
-
-def has_own_dispatch(kind: type[Any]) -> bool:
-    """Whether tensors of this class run operators in their own way."""
-    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAttributeAccessIssue] # torch types it as a method
-
-
-def is_any_mode_on() -> bool:
-    """Whether some dispatch mode is entered in this thread."""
-    return _get_current_dispatch_mode() is not None
-
-
-def is_innermost(mode: TorchDispatchMode) -> bool:
-    """Whether ``mode`` is the one this thread entered last, so that leaving it disturbs no other."""
-    return _get_current_dispatch_mode() is mode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def storages_of(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:

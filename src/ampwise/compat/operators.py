@@ -1,7 +1,7 @@
 """A dispatch mode that stands around every operator, what operators are, and which node of autograd's runs them.
 
-Private names: ``_get_current_dispatch_mode_stack``, ``OpOverload._schema``, ``_current_autograd_node``,
-``_get_sequence_nr`` and ``Node._sequence_nr``.
+Private names: ``_get_current_dispatch_mode``, ``_get_current_dispatch_mode_stack``, ``OpOverload._schema``,
+``_current_autograd_node``, ``_get_sequence_nr`` and ``Node._sequence_nr``.
 """
 
 from collections.abc import Callable
@@ -10,9 +10,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-
-from ampwise.compat.memory import has_own_dispatch
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
+)
 
 Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Called with an operator and its arguments in the operator's place; gives its result."""
@@ -39,14 +41,29 @@ class AroundOperators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(has_own_dispatch(kind) for kind in types):
+        if any(_has_own_dispatch(kind) for kind in types):
             return NotImplemented
         return self._around(func, args, kwargs or {})
+
+
+def _has_own_dispatch(kind: type[Any]) -> bool:
+    """Whether tensors of this class run operators in their own way."""
+    return kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAttributeAccessIssue] # torch types it as a method
 
 
 def is_foreign_mode_on() -> bool:
     """Whether a dispatch mode that is not ours is entered in this thread."""
     return any(not isinstance(mode, AroundOperators) for mode in _get_current_dispatch_mode_stack())
+
+
+def is_any_mode_on() -> bool:
+    """Whether some dispatch mode is entered in this thread."""
+    return _get_current_dispatch_mode() is not None
+
+
+def is_innermost(mode: TorchDispatchMode) -> bool:
+    """Whether ``mode`` is the one this thread entered last, so that leaving it disturbs no other."""
+    return _get_current_dispatch_mode() is mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

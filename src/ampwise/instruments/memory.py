@@ -1,25 +1,20 @@
 """Counts every storage's birth and death in one step of a training loop."""
 
-import gc
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
 
-from ampwise.compat.memory import (
-    OperatorWatch,
-    gradient_of,
-    has_compiled_code,
-    is_any_mode_on,
-    is_innermost,
-    storages_of,
-)
+from ampwise.compat.memory import gradient_of, has_compiled_code, storages_of
+from ampwise.compat.operators import AroundOperators, is_any_mode_on, is_innermost
 from ampwise.interpose.internal import is_internal
+from ampwise.observe.dtypes import tensors_in
 from ampwise.observe.events import EventBus, StepOutcome
+from ampwise.observe.live import live_objects
 
 _MAX_STEPS = 10
 """A script with many optimizers is watched for at most this many optimizer steps."""
@@ -85,7 +80,7 @@ class PeakMemory:
         self._step = step
         self._undo = ExitStack()
         self._ledger = Ledger()
-        self._mode: OperatorWatch | None = None
+        self._mode: AroundOperators | None = None
         self._owner = (0, 0)
         self._num_ended = 0
         self._optimizers: set[int] = set()
@@ -162,7 +157,7 @@ class PeakMemory:
         except Exception as error:  # noqa: BLE001 # counting must not end somebody's training
             self._fail(error)
             return
-        self._mode = OperatorWatch(self._after_operator)
+        self._mode = AroundOperators(self._around)
         self._owner = (os.getpid(), threading.get_ident())
         self._is_watching = True
         self._mode.__enter__()
@@ -174,14 +169,15 @@ class PeakMemory:
             self._mode.__exit__(None, None, None)
             self._mode = None
 
-    def _after_operator(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        if not self._is_watching or is_internal() or os.getpid() != self._owner[0]:
-            return
-        try:
-            for tensor in _tensors((result, args, tuple(kwargs.values()))):
-                self._see(tensor)
-        except Exception as error:  # noqa: BLE001 # counting must not end somebody's training
-            self._fail(error)
+    def _around(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        if self._is_watching and not is_internal() and os.getpid() == self._owner[0]:
+            try:
+                for tensor in tensors_in(result, args, *kwargs.values()):
+                    self._see(tensor)
+            except Exception as error:  # noqa: BLE001 # counting must not end somebody's training
+                self._fail(error)
+        return result
 
     def _see(self, tensor: torch.Tensor) -> None:
         for storage in storages_of(tensor):
@@ -192,20 +188,10 @@ class PeakMemory:
         self._note = f"peak tensor memory not measured: {type(error).__name__}: {error}"
 
 
-def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
-
-
 def _live_tensors() -> Iterable[torch.Tensor]:
     """Every tensor that Python can reach, and their gradients."""
-    for candidate in gc.get_objects():
-        # type(), not isinstance(): a lazy object of the script's must not be woken
-        if issubclass(type(candidate), torch.Tensor):
-            yield candidate
-            gradient = gradient_of(candidate)
-            if gradient is not None:
-                yield gradient
+    for tensor in live_objects(torch.Tensor):
+        yield tensor
+        gradient = gradient_of(tensor)
+        if gradient is not None:
+            yield gradient

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol, Self
 
 from ampwise.compat.autograd import is_inside_backward
-from ampwise.compat.memory import is_innermost
 from ampwise.compat.operators import (
     AroundOperators,
     Operator,
     is_foreign_mode_on,
+    is_innermost,
     last_sequence_number,
     operator_of,
     running_sequence_number,
