@@ -1,6 +1,5 @@
 """Finds what a loop keeps from step to step: variables that hold autograd graphs, and what a step leaves live."""
 
-import weakref
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from ampwise.compat.memory import gradient_of, storages_of
 from ampwise.instruments.keeping_lines import keeping_line
 from ampwise.interpose.internal import internal
 from ampwise.observe.dtypes import tensors_in
-from ampwise.observe.events import EventBus, ForwardStarted, StepOutcome
+from ampwise.observe.events import EventBus, StepOutcome
 from ampwise.observe.frames import Line, user_frames, variables_of
 from ampwise.observe.live import live_objects
 from ampwise.records.memory import KeptTensor, StepEnd
@@ -36,7 +35,7 @@ class KeptGraphs:
     """Looks at the ends of ``steps`` for variables of the user's whose graph grows, or is of a model done with.
 
     A loop's ``loss`` always holds the graph of the step that has just ended; it is told only if its graph is of no
-    module that the step called. A graph of more than 20,000 nodes is not counted further.
+    module and no optimizer that there still is. A graph of more than 20,000 nodes is not counted further.
 
     Args:
         bus: Where the loop's events are published.
@@ -50,11 +49,9 @@ class KeptGraphs:
         self._step = 0
         self._variables: dict[tuple[str, str], _Variable] = {}
         self._ends: list[StepEnd] = []
-        self._called: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.note: str | None = None
 
     def __enter__(self) -> Self:
-        self._undo.callback(self._bus.subscribe(ForwardStarted, self._on_forward))
         self._undo.callback(self._bus.subscribe(StepOutcome, self._on_step))
         return self
 
@@ -76,10 +73,6 @@ class KeptGraphs:
         found = (_kept(name, variable) for (name, _), variable in self._variables.items())
         return tuple(one for one in found if one.is_growing or one.is_of_other_model)
 
-    def _on_forward(self, event: ForwardStarted) -> None:
-        if self._step in self._steps:
-            self._called.add(event.module)
-
     def _on_step(self, _: StepOutcome) -> None:
         if self._step in self._steps and self.note is None:
             try:
@@ -88,19 +81,18 @@ class KeptGraphs:
             except Exception as error:  # noqa: BLE001 # looking must not end somebody's training
                 self.note = f"kept graphs not looked for: {type(error).__name__}: {error}"
         self._step += 1
-        self._called.clear()
 
     def _look(self) -> None:
         self._ends.append(StepEnd(step=self._step, live_bytes=_live_bytes(), cached_cast_bytes=0))
-        trained = {id(parameter) for module in self._called for parameter in module.parameters()}
+        owned = _owned_parameters()
         for name, line, roots in _holders():
             num_nodes, leaves = graph_of(roots, max_nodes=_MAX_NODES)
             variable = self._variables.setdefault((name, line.file), _Variable(line))
             variable.line = line
             variable.num_nodes.append(num_nodes)
             variable.leaf_bytes = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-            is_other = bool(leaves) and not any(id(leaf) in trained for leaf in leaves)
-            variable.is_of_other_model = is_other and bool(trained)
+            weights = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Parameter)]
+            variable.is_of_other_model = bool(weights) and not any(id(leaf) in owned for leaf in weights)
 
 
 def _holders() -> Iterator[tuple[str, Line, list[torch.Tensor]]]:
@@ -118,6 +110,17 @@ def _holders() -> Iterator[tuple[str, Line, list[torch.Tensor]]]:
             roots = [root for root in roots if isinstance(root, torch.Tensor) and root.grad_fn is not None]
             if roots:
                 yield shown, line, roots
+
+
+def _owned_parameters() -> set[int]:
+    """The ids of parameters that something else than a graph keeps: they outlive a variable that is deleted."""
+    owned: set[int] = set()
+    for owner in live_objects(torch.nn.Module, torch.optim.Optimizer):
+        if isinstance(owner, torch.nn.Module):
+            owned.update(id(parameter) for parameter in owner.parameters(recurse=False))
+        else:
+            owned.update(id(parameter) for group in owner.param_groups for parameter in group["params"])
+    return owned
 
 
 def _live_bytes() -> int:

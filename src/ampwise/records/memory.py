@@ -85,7 +85,7 @@ class KeptTensor:
     leaf_bytes: int
     """Bytes of the parameters that the graph keeps alive, at the last step looked at."""
     is_of_other_model: bool
-    """No parameter of its graph is of a module called in the last step: it keeps a model alive that is done with."""
+    """No parameter of its graph is of a module that there still is: it keeps a model's weights alive."""
 
     @property
     def is_growing(self) -> bool:

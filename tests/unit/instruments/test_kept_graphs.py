@@ -66,6 +66,27 @@ def test_a_stale_loss_keeps_the_model_before_alive():
     del loss
 
 
+def test_models_that_take_turns_are_not_done_with():
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.01) for one in (first, second)]
+    bus = EventBus()
+    with LoopWatcher(bus, has_optimizer=True), KeptGraphs(bus) as watcher:
+        for _ in range(4):
+            made = first(torch.ones(2, 4))
+            second(made.detach()).sum().backward()
+            optimizers[1].step()
+            second(made).sum().backward()
+            optimizers[0].step()
+    assert watcher.kept() == ()
+
+
+def test_tensors_trained_without_a_module_are_no_model():
+    point = torch.ones(4, requires_grad=True)
+    penalty = point.square().sum()
+    assert watch(log="item").kept() == ()
+    del penalty
+
+
 def test_live_bytes_are_told_for_each_step_looked_at():
     ends = watch(log="item").step_ends
     assert [end.step for end in ends] == [2, 3, 4, 5]

@@ -48,7 +48,7 @@ for _ in range(20):
 
 
 def check(case: Case) -> Iterator[Finding]:
-    """Variables whose graph is of a model that the steps do not call."""
+    """Variables whose graph is of a model that is no more."""
     memory = case.run.memory
     if memory is not None:
         yield from (_finding(kept) for kept in memory.kept if kept.is_of_other_model and not kept.is_growing)
@@ -60,10 +60,10 @@ def _finding(kept: KeptTensor) -> Finding:
         rule=INFO.id,
         severity=INFO.severity,
         confidence=Confidence.LIKELY,
-        message=f"`{name.removesuffix('[]')}` keeps a model alive that no step calls any more.",
+        message=f"`{name.removesuffix('[]')}` keeps the weights of a model alive that is gone.",
         site=Site(phase=Phase.OTHER, file=kept.file, line=kept.line),
-        evidence=f"its graph of {kept.num_nodes[-1]} nodes holds {format_bytes(kept.leaf_bytes)} of parameters, none "
-        "of a module that was called in the last step looked at",
+        evidence=f"its graph of {kept.num_nodes[-1]} nodes holds {format_bytes(kept.leaf_bytes)} of parameters, and "
+        "no module or optimizer that there still is has them",
         remedy=f"`del {name.removesuffix('[]')}` once it is done with, or keep its `.item()` or `.detach()` instead.",
     )
 

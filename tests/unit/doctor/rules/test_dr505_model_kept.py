@@ -9,7 +9,7 @@ def found(*kept):
 
 def test_a_variable_of_a_model_done_with_is_told_with_its_bytes():
     (finding,) = found(memories.kept("loss", 7, 7, 7, is_of_other_model=True))
-    assert finding.message == "`loss` keeps a model alive that no step calls any more."
+    assert finding.message == "`loss` keeps the weights of a model alive that is gone."
     assert finding.evidence.startswith("its graph of 7 nodes holds 3.00 MiB of parameters")
     assert finding.remedy.startswith("`del loss`")
     assert finding.site.where == "train.py:14"
