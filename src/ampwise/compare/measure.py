@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
 from ampwise._base.errors import CannotRunError
 from ampwise.compare.schedule import ComparisonPlan, ScheduledRun, schedule
@@ -16,23 +15,12 @@ from ampwise.records.recording import Recording
 from ampwise.records.run import RunEnd, RunRecord
 from ampwise.runner.bootstrap import own_environment
 from ampwise.runner.changes import ChangeWatch
-from ampwise.runner.child import run_child
+from ampwise.runner.child import Runner, run_child
 from ampwise.runner.environment import describe_environment
 from ampwise.runner.script import Target
-from ampwise.runner.spec import LaunchSpec
 from ampwise.runner.summary import NO_STEP_FOUND
 
 EXTRA_NOTE = "a run with another seed, made only to measure fp32's own noise; no figure of the table is from it"
-
-
-class Runner(Protocol):
-    """Runs a script in a process of its own; never raises for the script's faults."""
-
-    def __call__(
-        self, target: Target, spec: LaunchSpec, *, on_step: Callable[[int], None], output: str | None
-    ) -> RunRecord:
-        """Run ``target`` as ``spec`` says, keep what it prints in the folder ``output``, and return its record."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

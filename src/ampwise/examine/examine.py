@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from ampwise._base.errors import CannotRunError
 from ampwise.examine.passes import Pass, follow_ups, rescue, still_fails, watched
@@ -13,7 +13,7 @@ from ampwise.records.recording import Recording
 from ampwise.records.run import OWN_REFUSAL, Role, RunEnd, RunRecord
 from ampwise.runner.bootstrap import own_environment
 from ampwise.runner.changes import ChangeWatch
-from ampwise.runner.child import run_child
+from ampwise.runner.child import Runner, run_child
 from ampwise.runner.environment import describe_environment
 from ampwise.runner.script import Target
 from ampwise.runner.spec import LaunchSpec
@@ -21,16 +21,6 @@ from ampwise.runner.summary import NO_STEP_FOUND
 
 _MAX_RESCUES: Final = 4
 """Modules that fail one behind the other: more than so many are found by a search, not by an examination."""
-
-
-class Runner(Protocol):
-    """Runs a script in a process of its own; never raises for the script's faults."""
-
-    def __call__(
-        self, target: Target, spec: LaunchSpec, *, on_step: Callable[[int], None], output: str | None
-    ) -> RunRecord:
-        """Run ``target`` as ``spec`` says, keep what it prints in the folder ``output``, and return its record."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

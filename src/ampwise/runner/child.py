@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from ampwise._base.errors import RecordError
 from ampwise.records.files import load
@@ -21,6 +22,16 @@ from ampwise.runner.spec import LaunchSpec
 from ampwise.runner.worker import order_to_json
 
 _POLL_S = 0.05
+
+
+class Runner(Protocol):
+    """Runs a script in a process of its own; never raises for the script's faults."""
+
+    def __call__(
+        self, target: Target, spec: LaunchSpec, *, on_step: Callable[[int], None], output: str | None
+    ) -> RunRecord:
+        """Run ``target`` as ``spec`` says, keep what it prints in the folder ``output``, and return its record."""
+        ...
 
 
 def run_child(
