@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ampwise.doctor.case import Case
-from ampwise.records.kernels import KernelRecord, MatrixProduct
+from ampwise.records.kernels import MatrixProduct
 from ampwise.records.process import ProcessRecord
 from ampwise.records.run import Role, RunRecord, timed_steps
 
@@ -110,12 +110,6 @@ def cpu_ms(run: RunRecord) -> float | None:
     if process is None or not process.num_steps:
         return None
     return (process.user_ms + process.system_ms) / process.num_steps
-
-
-def idle_share(kernels: KernelRecord) -> float | None:
-    """Which share of the step nothing was computed in, without the time that the profiler itself took."""
-    wall_ms = kernels.wall_ms - kernels.cost_ms
-    return max(0.0, 1 - kernels.work_ms / wall_ms) if wall_ms > 0 else None
 
 
 def data_share(process: ProcessRecord | None) -> float:

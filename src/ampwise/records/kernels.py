@@ -149,12 +149,14 @@ class KernelRecord:
         return self.operator_ms if self.device_busy_ms is None else self.device_busy_ms
 
     @property
-    def launch_bound_share(self) -> float | None:
-        """Which share of the step nothing was computed in: the host was busy with Python, or waited for data.
+    def idle_share(self) -> float | None:
+        """Which share of the step nothing was computed in, without the time that the profiler itself took.
 
-        On a CPU the dispatcher's share of an operator's time counts as computing.
+        The host was busy with Python, or waited for data. On a CPU the dispatcher's share of an operator's time counts
+        as computing.
         """
-        return max(0.0, 1 - self.work_ms / self.wall_ms) if self.wall_ms else None
+        wall_ms = self.wall_ms - self.cost_ms
+        return max(0.0, 1 - self.work_ms / wall_ms) if wall_ms > 0 else None
 
     @property
     def cast_share(self) -> float | None:

@@ -41,7 +41,7 @@ def test_a_step_on_a_cpu_is_profiled(low):
     assert 0 < low.operator_ms <= low.wall_ms
     assert low.kernels == ()
     assert low.device_busy_ms is None
-    assert 0 <= low.launch_bound_share < 1
+    assert 0 <= low.idle_share < 1
     assert low.kernel_bytes > 0
 
 
@@ -131,7 +131,7 @@ def test_on_a_gpu_the_kernels_are_the_time(gpu):
     assert gpu.num_kernels == 4
     assert gpu.num_operators == 5  # neither autograd's frames nor the driver's functions
     assert gpu.device_busy_ms == pytest.approx(0.0055)  # two overlap by 500 ns
-    assert gpu.launch_bound_share == pytest.approx(0.45)
+    assert gpu.idle_share == pytest.approx(0.45)
     assert gpu.cast_ms == pytest.approx(0.001)
     assert gpu.product_ms == pytest.approx(0.004)
     assert gpu.tensor_core_share == pytest.approx(0.75)

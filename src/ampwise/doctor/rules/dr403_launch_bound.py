@@ -5,7 +5,7 @@ from typing import Final
 
 from ampwise.doctor.case import Case
 from ampwise.doctor.rule import Rule
-from ampwise.doctor.speed import data_share, idle_share
+from ampwise.doctor.speed import data_share
 from ampwise.records.finding import Confidence, Finding, RuleInfo, Severity
 
 _SHARE: Final = 0.4
@@ -26,7 +26,7 @@ INFO = RuleInfo(
 def check(case: Case) -> Iterator[Finding]:
     """A step in which no kernel runs for a large part, the wait for data aside."""
     kernels = case.run.kernels
-    idle = None if kernels is None or kernels.device_busy_ms is None else idle_share(kernels)
+    idle = None if kernels is None or kernels.device_busy_ms is None else kernels.idle_share
     if kernels is None or idle is None or idle - data_share(case.run.process) < _SHARE:
         return
     mean_us = 1e3 * kernels.work_ms / max(kernels.num_kernels, 1)
@@ -45,7 +45,7 @@ def check(case: Case) -> Iterator[Finding]:
 def reassure(case: Case) -> Iterator[str]:
     """Say for how long some kernel ran."""
     kernels = case.run.kernels
-    idle = None if kernels is None or kernels.device_busy_ms is None else idle_share(kernels)
+    idle = None if kernels is None or kernels.device_busy_ms is None else kernels.idle_share
     if idle is not None:
         yield f"the GPU is busy for {1 - idle:.0%} of a step"
 

@@ -8,7 +8,7 @@ from ampwise._base.units import format_bytes
 from ampwise.doctor.case import Case
 from ampwise.doctor.origins import place_words
 from ampwise.doctor.rule import Rule
-from ampwise.doctor.speed import cast_share, idle_share, is_emulated
+from ampwise.doctor.speed import cast_share, is_emulated
 from ampwise.records.casts import CastOrigin, CastPlace, CastRecord
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
 from ampwise.records.run import RunRecord
@@ -78,7 +78,7 @@ def reassure(case: Case) -> Iterator[str]:
 
 def _busy_share(run: RunRecord) -> float:
     """Which share of the step is computing time: where a loop waits, casts matter less."""
-    idle = None if run.kernels is None else idle_share(run.kernels)
+    idle = None if run.kernels is None else run.kernels.idle_share
     return 1 - (idle or 0.0)
 
 

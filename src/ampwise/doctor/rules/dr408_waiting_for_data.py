@@ -5,7 +5,6 @@ from typing import Final
 
 from ampwise.doctor.case import Case
 from ampwise.doctor.rule import Rule
-from ampwise.doctor.speed import idle_share
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
 from ampwise.records.process import StepParts
 
@@ -91,7 +90,7 @@ def reassure(case: Case) -> Iterator[str]:
 
 def _is_idle(case: Case) -> bool:
     kernels = case.run.kernels
-    idle = None if kernels is None else idle_share(kernels)
+    idle = None if kernels is None else kernels.idle_share
     return idle is not None and idle >= _IDLE
 
 

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from ampwise.doctor.case import Case
 from ampwise.doctor.rule import Rule
 from ampwise.doctor.rules.dr401_precision_without_hardware import is_slow_on_cpu
-from ampwise.doctor.speed import cast_share, data_share, idle_share, low_format, step_cost
+from ampwise.doctor.speed import cast_share, data_share, low_format, step_cost
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
 from ampwise.records.kernels import KernelRecord
 
@@ -100,7 +100,7 @@ def reassure(case: Case) -> Iterator[str]:
 
 def _causes(case: Case, kernels: KernelRecord) -> Iterator[_Cause]:
     """What takes the step's time, each as a share of the step."""
-    idle, waiting = idle_share(kernels) or 0.0, data_share(case.run.process)
+    idle, waiting = kernels.idle_share or 0.0, data_share(case.run.process)
     busy = 1 - idle
     casts = (cast_share(case.run) or 0.0) * busy
     products = min(kernels.product_ms / kernels.work_ms, 1.0) * busy if kernels.work_ms else 0.0
