@@ -10,8 +10,6 @@ from ampwise.records.finding import Confidence, Finding, RuleInfo
 from ampwise.records.run import Failure, Role, RunEnd
 from ampwise.records.site import Phase, Site
 
-_LOW = frozenset({"fp16", "bf16", "fp8_e4m3", "fp8_e5m2"})
-
 
 def crashed(case: Case, kind: CrashKind) -> Failure | None:
     """Why the run failed, where it is of that kind."""
@@ -102,8 +100,3 @@ def place_words(case: Case) -> str:
     op = f"{inert_line(site.op)}()" if site.op else "a call"
     module = f" in {inert_line(site.module)}" if site.module else " in the model" if site.module == "" else ""
     return f"{op}{module}" + (f" ({inert_line(site.where)})" if site.where else "")
-
-
-def is_low(tensor: CrashTensor) -> bool:
-    """Whether it is kept in half precision or less."""
-    return tensor.dtype in _LOW
