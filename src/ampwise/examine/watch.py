@@ -160,7 +160,7 @@ def watch(
             that hold them.
         optimizer: So that the loop's steps are known for what they are; by default any optimizer's.
         instruments: Which of ``layout``, ``nonfinite``, ``numerics``, ``syncs``, ``casts``, ``memory``,
-            ``against_fp32``, ``kernels``, ``process``, ``usage``; by default all.
+            ``against_fp32``, ``kernels``, ``process``, ``usage``, ``compilation``; by default all.
 
     Raises:
         UsageError: there is no instrument of that name, or the model is none.

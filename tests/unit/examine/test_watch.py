@@ -136,3 +136,7 @@ def test_the_memory_that_is_held_now():
     text = ampwise.memory_summary()
     rows = [line.split(maxsplit=1)[0] for line in text.splitlines()]
     assert rows[:4] == ["cpu:", "parameter", "gradient", "optimizer"]
+
+
+def test_its_help_names_every_instrument():
+    assert [name for name in ALL if f"``{name}``" not in ampwise.watch.__doc__] == []
