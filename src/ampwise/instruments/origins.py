@@ -242,9 +242,12 @@ class OriginFinder:
             self._tainted.pop(id(tensor), None)
         if not any(one.is_floating_point() for one in outputs):
             return
+        place = self._place(operator)
         for found in filter(None, taint):
+            if place[0] is Phase.BACKWARD is not found.phase:
+                continue  # a finite gradient of an infinite result: the loss has told what became of it
             if found in self._of_step and found.kind is NonFiniteKind.INF and found.vanished is None:
-                found.vanished = self._place(operator)
+                found.vanished = place
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

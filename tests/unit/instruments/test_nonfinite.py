@@ -64,6 +64,21 @@ def small(seed=0):
     return model, torch.optim.AdamW(model.parameters()), randn(seed, 3, 4)
 
 
+def test_a_finite_gradient_of_an_infinite_loss_is_no_vanishing():
+    model, optimizer, x = small()
+
+    def step():
+        with torch.autocast("cpu", torch.float16):
+            hidden = model(x) * 1e8
+        loss = nn.functional.cross_entropy(hidden.float(), torch.zeros(3, dtype=torch.long))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    first = watched(trace=True, steps=[step]).first
+    assert (first.site.op, first.vanished) == ("aten.mul", None)
+
+
 @pytest.mark.parametrize("trace", [True, False])
 def test_a_healthy_loop_has_no_origin(trace):
     model, optimizer, x = small()
