@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ampwise._base.errors import RecordError
 from ampwise._base.files import write_atomically
@@ -110,7 +110,8 @@ def save_recording(recording: Recording, path: str | os.PathLike[str]) -> None:
 def _unreadable(path: str | os.PathLike[str], error: Exception) -> str:
     shown = inert_line(os.fspath(path))
     if isinstance(error, FileNotFoundError):
-        return f"{shown} does not exist; record one with: ampwise compare --record {shown} train.py"
+        commands = " or ".join(f"ampwise {name} --record {shown} train.py" for name in _RECORDING)
+        return f"{shown} does not exist; record one with: {commands}"
     if isinstance(error, IsADirectoryError):
         return f"{shown} is a folder; name a record file in it"
     return f"cannot read {shown}: {getattr(error, 'strerror', None) or error}"
@@ -139,7 +140,8 @@ def _parse(text: str | bytes, source: str) -> dict[str, Any]:
     return document
 
 
-_FOREIGN = "records are written by ampwise compare --record"
+_RECORDING: Final = ("doctor", "compare")
+_FOREIGN: Final = "records are written by ampwise doctor --record and ampwise compare --record"
 
 
 def _untag(pairs: dict[str, Any]) -> Any:
