@@ -52,7 +52,7 @@ def render_diagnosis(
     if any(finding.plan_rule for finding in findings) and recording.runs:
         console.print()
         head = f'version = 1 and default = "{_format_of(recording.runs[0])}"'
-        text = f"To use the rules: save them in plan.toml behind {head}, then ampwise run --plan plan.toml SCRIPT"
+        text = f"To use the rules: save them in plan.toml behind {head}, then {how_to_use(recording.runs[0], 'SCRIPT')}"
         _print(_wrapped(text, console.width, indent=_INDENT), console)
     if diagnosis.reassurances:
         console.print()
@@ -89,6 +89,13 @@ def whole_plan(diagnosis: Diagnosis, run: RunRecord) -> str | None:
     if not rules:
         return None
     return "\n\n".join([f'version = 1\ndefault = "{_format_of(run)}"', *rules]) + "\n"
+
+
+def how_to_use(run: RunRecord, command: str) -> str:
+    """What to do with the plan's file: a script that has its own mixed precision is left to it by ``ampwise run``."""
+    if run.left_alone is None:
+        return f"ampwise run --plan plan.toml {command}"
+    return 'put ampwise.apply_plan(model, "plan.toml") in the place of the script\'s own autocast'
 
 
 def _format_of(run: RunRecord) -> str:

@@ -131,3 +131,10 @@ def test_the_rules_make_one_plan_that_can_be_loaded_and_the_text_says_how():
     said = " ".join(shown(diagnosis, recordings.recording([run], [])).split())
     assert 'save them in plan.toml behind version = 1 and default = "fp16", then ampwise run --plan plan.toml' in said
     assert whole_plan(Diagnosis(findings=(SLOW,)), run) is None
+
+
+def test_a_script_with_its_own_precision_is_not_sent_to_a_command_that_applies_no_rule_to_it():
+    run = recordings.run("fp16", "fp16", role=Role.WATCHED, left_alone="its own autocast at train.py:9")
+    said = " ".join(shown(Diagnosis(findings=(OVERFLOW,)), recordings.recording([run], [])).split())
+    assert "run --plan" not in said
+    assert 'then put ampwise.apply_plan(model, "plan.toml") in the place of the script\'s own autocast' in said
