@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ampwise.doctor.case import Case
-from ampwise.doctor.reruns import what_removed_it
+from ampwise.doctor.reruns import fp32_run, has_fault, what_removed_it
 from ampwise.doctor.rule import Rule
 from ampwise.doctor.scales import course, forward_is_lost, scaled_steps, signs_of
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
@@ -62,10 +62,11 @@ def check(case: Case) -> Iterator[Finding]:
     if not endless and not (lowest < 1.0 and has_skipped):
         return
     what = endless[0].what if endless else f"The loss scale fell to {lowest:g}, below 1, while every loss was finite."
+    fp32 = fp32_run(case)
     yield Finding(
         rule=INFO.id,
         severity=INFO.severity,
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.LIKELY if fp32 is None or has_fault(fp32) else Confidence.CERTAIN,
         message=what,
         evidence="; ".join([course(case), *what_removed_it(case)]),
         remedy=INFO.remedy,

@@ -13,7 +13,7 @@ from ampwise.doctor.rules import (
 )
 from ampwise.records.finding import Confidence, Severity
 from ampwise.records.run import Role
-from cases import GOOD, case, of, operand, origin, run
+from cases import GOOD, case, fp32, of, operand, origin, run
 
 RULES = (dr201_not_the_scale, dr202_scale_starts_too_high, dr203_scale_collapse, dr204_scale_oscillation)
 NAN = [math.nan] * 20
@@ -61,6 +61,13 @@ def test_a_scale_below_one_collapses():
     assert by_rule["DR203"].message == ("The loss scale fell to 3.05176e-05, below 1, while every loss was finite.")
     assert by_rule["DR203"].severity is Severity.ERROR
     assert by_rule.keys() == {"DR203"}
+
+
+def test_a_collapse_is_certain_where_fp32_did_without_it():
+    watched = run(scale=16.0, skipped=range(20))
+    for rerun, confidence in ((fp32(), Confidence.CERTAIN), (fp32(losses=NAN), Confidence.LIKELY)):
+        (finding,) = dr203_scale_collapse.RULE.check(of(watched, rerun))
+        assert finding.confidence is confidence
 
 
 def test_gradients_that_unscaling_makes_infinite_are_no_fault_of_the_forward_pass():
