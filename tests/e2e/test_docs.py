@@ -44,6 +44,9 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     before = [param.clone() for param in names["model"].parameters()]
     for code in blocks(page, "python"):
         exec(compile(code, str(page), "exec"), names)
+    if page.name == "estimate.md":  # its model is in another process
+        assert names["estimate"].fits
+        return
     assert names["result"].stepped
     assert any(not old.equal(new) for old, new in zip(before, names["model"].parameters(), strict=True))
 
