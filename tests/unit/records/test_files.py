@@ -138,8 +138,6 @@ def test_what_has_no_place_in_a_record_is_a_mistake_of_ours():
 
 def test_a_missing_file_says_how_to_record_one(tmp_path):
     with pytest.raises(RecordError, match=r"one with: ampwise doctor --record .* or ampwise compare --record"):
-        RecordError, match="does not exist; record one with: ampwise doctor --record .* or ampwise comp"
-    ):
         load_recording(tmp_path / "none.json")
 
 
