@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
 from ampwise.doctor.fp32_errors import born_here, errors, is_within, rows_fell_together
-from ampwise.doctor.origins import rule_that_helps, with_precision
+from ampwise.doctor.origins import origins, rule_that_helps, with_precision
 from ampwise.doctor.rule import Rule
 from ampwise.formats.table import find_format
 from ampwise.records.against_fp32 import ModuleError
@@ -61,7 +61,9 @@ for _ in range(20):
 def check(case: Case) -> Iterator[Finding]:
     """The first module whose rows fell together, and no other: those behind it only pass it on."""
     wrong = {one.module for one in born_here(case, least=0.1, growth=8.0)}
-    found = next((one for one in errors(case) if rows_fell_together(one) and not _passes_on(one, wrong)), None)
+    overflowed = {one.site.module for one in origins(case)}  # infinite rows are equal too, for another reason
+    apart = (one for one in errors(case) if rows_fell_together(one) and not _passes_on(one, wrong))
+    found = next((one for one in apart if not _holds(one, overflowed)), None)
     if found is not None:
         yield _finding(case, found)
 
@@ -71,9 +73,21 @@ def _passes_on(one: ModuleError, wrong: set[str]) -> bool:
     return any(module != one.module and is_within(module, one.module) for module in wrong)
 
 
+def _holds(one: ModuleError, modules: set[str | None]) -> bool:
+    """Whether one of ``modules`` is the module itself or hangs below it."""
+    return any(module is not None and is_within(module, one.module) for module in modules)
+
+
+def _low_format(case: Case, one: ModuleError) -> str:
+    """The format that the rows were lost in: the run's, where the module widened its result afterwards."""
+    record = case.run.against_fp32
+    return record.format if one.dtype == "fp32" and record is not None else one.dtype
+
+
 def _finding(case: Case, one: ModuleError) -> Finding:
     site = Site(phase=Phase.FORWARD, module=one.module)
-    format_ = find_format(one.dtype)
+    low = _low_format(case, one)
+    format_ = find_format(low)
     limit = "" if format_ is None else f"; {format_.name} holds every whole number up to {format_.max_exact_integer}"
     name = inert_line(one.module) or "the model"
     return Finding(
@@ -81,11 +95,11 @@ def _finding(case: Case, one: ModuleError) -> Finding:
         severity=INFO.severity,
         confidence=Confidence.CERTAIN,
         message=f"{name} ({inert_line(one.module_kind)}) gives {one.num_distinct_fp32} different rows in fp32 and "
-        f"{one.num_distinct} in {one.dtype}.",
+        f"{one.num_distinct} in {low}.",
         site=site,
         evidence=f"of {one.num_rows} rows on one batch; relative error {one.relative:.2f}{limit}",
         remedy=with_precision(case, site, INFO.remedy),
-        plan_rule=rule_that_helps(case, site, f"its rows fall together in {one.dtype}"),
+        plan_rule=rule_that_helps(case, site, f"its rows fall together in {low}"),
     )
 
 
