@@ -28,16 +28,29 @@ def test_importing_ampwise_imports_nothing_heavy():
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["compare", "--help"], ["explain", "fp16"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["compare", "--help"],
+        ["doctor", "--help"],
+        ["estimate", "--help"],
+        ["casts", "--help"],
+        ["explain", "fp16"],
+        ["plan", "show", "fp16-safe"],
+    ],
+    ids=" ".join,
+)
 def test_what_needs_no_torch_leaves_it_out(arguments):
     status, heavy = modules_after(*arguments)
     assert status == 0
     assert "torch" not in heavy
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_is_there_and_says_what_it_is():
     for name in ampwise.__all__:
-        assert getattr(ampwise, name) is not None
+        assert getattr(ampwise, name).__doc__, name
     assert set(ampwise.__all__) <= set(dir(ampwise))
 
 
