@@ -1,6 +1,7 @@
 """``ampwise estimate`` on scripts as users write them, and on those that cannot be estimated."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -48,6 +49,17 @@ def test_a_script_is_estimated_in_two_precisions_and_writes_nothing(tmp_path):
     assert fp32["by_category"]["parameter"] == bf16["by_category"]["parameter"] == 4_194_304 + 4096 + 40_960 + 512
     assert fp32["peak_line"].startswith("train.py:")
     assert not (tmp_path / "best.pt").exists()
+
+
+@pytest.mark.slow
+def test_the_largest_batch_fits_and_one_more_does_not(tmp_path):
+    found = estimate(tmp_path, "--memory", "600MB", "--find-batch", "--batch-size", "--json", "train.py")
+    assert found.returncode == 0
+    largest = json.loads(found.stdout)
+    assert largest["fits"]
+    assert largest["batch_size"] > 1000
+    more = str(largest["batch_size"] + 1)
+    assert estimate(tmp_path, "--memory", "600MB", "train.py", "--batch-size", more).returncode == 1
 
 
 def test_what_does_not_fit_ends_with_status_1_and_what_to_change(tmp_path):
@@ -117,6 +129,8 @@ def test_a_function_is_estimated_in_a_process_of_its_own():
     assert model.weight.grad is None
     with pytest.raises(ampwise.CannotRunError, match="ZeroDivisionError"):
         ampwise.estimate_memory(lambda: 1 / 0, device="a100-40gb")
+    with pytest.raises(ampwise.CannotRunError, match="ended with status 4"):
+        ampwise.estimate_memory(lambda: os._exit(4), device="a100-40gb")
     with pytest.raises(ampwise.UsageError, match="GPU known here"):
         ampwise.estimate_memory(step, device="a101-40gb")
     with pytest.raises(ampwise.UsageError, match="precision"):

@@ -18,4 +18,5 @@ def not_one_of(given: str, possible: Iterable[str], *, kind: str) -> str:
     words = list(possible)
     near = closest(given, words)
     hint = f'; did you mean "{near}"?' if near else ""
-    return f'"{given}" is not a {kind}{hint} (one of: {", ".join(words)})'
+    article = "an" if kind[0] in "aeiou" else "a"
+    return f'"{given}" is not {article} {kind}{hint} (one of: {", ".join(words)})'

@@ -53,6 +53,7 @@ def estimate_memory(
     try:
         made = receiving.recv()
     except EOFError:
+        process.join()
         made = f"its process ended with status {process.exitcode}"
     finally:
         process.join()

@@ -4,11 +4,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher, get_close_matches
 from typing import Final
 
+from ampwise._base.text import inert_line
 from ampwise.plan.checks import quoted
 from ampwise.plan.patterns import REGEX, is_match
 from ampwise.plan.plan import Plan, Rule
 
-NO_MODULE: Final = " matches no module"
+_NO_MODULE: Final = " matches no module"
 """How a sentence ends that tells of a rule which means no module, nor one like it."""
 
 
@@ -31,12 +32,28 @@ def misfits(
     )
 
 
+def gathered(sentences: Iterable[str], paths: Iterable[str]) -> Iterator[str]:
+    """One sentence for all rules that match nothing and resemble nothing, as a preset for many models has them."""
+    idle: list[str] = []
+    for sentence in sentences:
+        if sentence.endswith(_NO_MODULE):
+            idle.append(sentence.removesuffix(_NO_MODULE).partition(": ")[2])
+        else:
+            yield sentence
+    if idle:
+        beginnings = ", ".join(dict.fromkeys(path.partition(".")[0] for path in paths if path))
+        yield (
+            f"rules on {', '.join(idle)}: no module is called so"
+            + (f" (the model's begin with {inert_line(beginnings, max_length=120)})" if beginnings else "")
+        )
+
+
 def _misfit(
     plan: Plan, index: int, rule: Rule, modules: Mapping[str, Collection[str]], called: frozenset[str] | None
 ) -> str | None:
     places = [(root, path) for root, paths in modules.items() for path in paths]
     if rule.module is not None and not any(is_match(rule.module, path, root=root) for root, path in places):
-        return f"rules[{index}].module: {quoted(rule.module)} {NO_MODULE.strip()}{_nearest(rule.module, places)}"
+        return f"rules[{index}].module: {quoted(rule.module)} {_NO_MODULE.strip()}{_nearest(rule.module, places)}"
     if called is not None and rule.operators is not None and called.isdisjoint(rule.operators):
         return f"rules[{index}].op: {quoted(rule.op or '')} is called nowhere in the model"
     overruled = _overruled_by(plan, index, rule, places)

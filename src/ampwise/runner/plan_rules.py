@@ -1,6 +1,6 @@
 """Puts a plan's rules into effect in a script that knows nothing of it: on each model, before its first forward."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from ampwise.compat.modules import is_replica
 from ampwise.interpose.module_call import MODULE_CALL
 from ampwise.interpose.seam import intercept
 from ampwise.observe.modules import ModuleNames
-from ampwise.plan.binding import NO_MODULE
+from ampwise.plan.binding import gathered
 from ampwise.plan.plan import Plan
 from ampwise.runner.script import RefusedRun
 from ampwise.runtime.cast_forward import cast_forward_of
@@ -62,7 +62,7 @@ class PlanRules:
             yield f"plan: rules[{index}], {rule.formats()} for {rule.place()}: {_shown([*paths])}"
         models = {root: paths for root, paths in self._paths.items() if len(paths) > 1} or self._paths
         sentences = without_effect(self._plan, models, matches=self._matches, uncalled=self._uncalled)
-        for sentence in _gathered(sentences, [path for paths in models.values() for path in paths]):
+        for sentence in gathered(sentences, [path for paths in models.values() for path in paths]):
             yield f"plan: {sentence}"
 
     def _around_call(self, proceed: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,22 +86,6 @@ class PlanRules:
         self._uncalled |= bound.uncalled
         for index, paths in bound.matches.items():
             self._matches.setdefault(index, {}).update(dict.fromkeys(paths))
-
-
-def _gathered(sentences: Iterable[str], paths: Iterable[str]) -> Iterator[str]:
-    """One sentence for all rules that match nothing and resemble nothing, as a preset for many models has them."""
-    idle: list[str] = []
-    for sentence in sentences:
-        if sentence.endswith(NO_MODULE):
-            idle.append(sentence.removesuffix(NO_MODULE).partition(": ")[2])
-        else:
-            yield sentence
-    if idle:
-        beginnings = ", ".join(dict.fromkeys(path.partition(".")[0] for path in paths if path))
-        yield (
-            f"rules on {', '.join(idle)}: no module is called so"
-            + (f" (the model's begin with {inert_line(beginnings, max_length=120)})" if beginnings else "")
-        )
 
 
 def _shown(paths: list[str]) -> str:

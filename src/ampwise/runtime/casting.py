@@ -15,6 +15,7 @@ from ampwise.interpose.cast_lists import has_cuda_lists, share_cuda_lists
 from ampwise.interpose.replicate import REPLICATE
 from ampwise.interpose.seam import Undo, intercept, once
 from ampwise.observe.modules import unwrapped
+from ampwise.plan.binding import gathered
 from ampwise.plan.find import find_plan
 from ampwise.plan.plan import Lists, Plan, Updates
 from ampwise.runtime.cast_forward import CastForward, cast_forward_of
@@ -70,7 +71,8 @@ def apply_plan(model: nn.Module, plan: Plan | str, *, optimizers: Optimizer | Se
         put(bound, device_type=device_type, stack=stack, outermost=model)
         if bound.float8:
             stack.callback(linears_in_float8(model, bound.float8))
-        for sentence in without_effect(plan, {"": bound.paths}, matches=bound.matches, uncalled=bound.uncalled):
+        idle = without_effect(plan, {"": bound.paths}, matches=bound.matches, uncalled=bound.uncalled)
+        for sentence in gathered(idle, bound.paths):
             warnings.warn(f"plan: {sentence}", stacklevel=2)
         return once(stack.pop_all().close)
     raise AssertionError  # no ExitStack swallows an exception that nothing in it swallows

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ampwise._base.errors import UsageError
+from ampwise._base.text import inert_line
 from ampwise.compat.tree import flatten, unflatten
 
 
@@ -73,9 +74,14 @@ def _fault(kept: Any, given: Any) -> str | None:
         if kept.shape == given.shape and kept.dtype == given.dtype:
             return None
         return f"{_described(kept)} then, {_described(given)} now"
-    same = type(kept) is type(given) and bool(kept == given)
-    return None if same else f"{kept!r} then, {given!r} now (only tensors may change)"
+    try:
+        same = type(kept) is type(given) and bool(kept == given)
+    except (TypeError, ValueError):  # what an array answers is an array
+        return f"{_described(given)} cannot be told from another: give a tensor in its place"
+    return None if same else f"{_described(kept)} then, {_described(given)} now (only tensors may change)"
 
 
-def _described(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+def _described(one: Any) -> str:
+    if isinstance(one, Tensor):
+        return f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}"
+    return inert_line(repr(one), max_length=60)

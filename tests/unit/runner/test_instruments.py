@@ -16,7 +16,7 @@ def test_names_are_unique_and_each_fills_a_field_of_the_record():
 
 
 def test_an_unknown_instrument_is_refused_with_the_nearest_name():
-    with pytest.raises(UsageError, match='"cast" is not a instrument; did you mean "casts"'):
+    with pytest.raises(UsageError, match='"cast" is not an instrument; did you mean "casts"'):
         rows_of(("cast",))
 
 

@@ -7,6 +7,7 @@ not look at a number while a step is recorded.
 import copy
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -253,6 +254,7 @@ def test_a_function_that_looks_at_numbers_is_not_captured_and_the_step_goes_on_b
         ((torch.ones(3, 4), 2), r"float32\[8, 4\] then, float32\[3, 4\] now.*drop_last=True"),
         ((torch.ones(8, 4).double(), 2), r"float32\[8, 4\] then, float64\[8, 4\] now"),
         ((torch.ones(8, 4), 3), "2 then, 3 now .only tensors may change."),
+        ((2, torch.ones(8, 4)), r"float32\[8, 4\] then, 2 now .only tensors may change.; 2 then, float32\[8, 4\] now"),
         (([torch.ones(8, 4)], 2), "call it alike every time"),
     ],
 )
@@ -266,6 +268,13 @@ def test_a_batch_unlike_the_first_is_refused_on_every_device(request, is_acceler
     with pytest.raises(UsageError, match=remedy):
         train(*arguments)
     assert train(torch.ones(8, 4), 2).stepped
+
+
+def test_an_array_in_a_tensors_place_is_refused():
+    loop = Loop()
+    train = loop.step.capture(lambda x, weights: (loop.net(x) * weights.item(0)).sum())
+    with pytest.raises(UsageError, match="array.* cannot be told from another: give a tensor"):
+        train(torch.ones(8, 4), np.ones(2))
 
 
 def test_windows_are_not_mixed(accelerator):

@@ -4,6 +4,7 @@ import copy
 import inspect
 import pickle
 import threading
+import warnings
 
 import pytest
 import torch
@@ -426,6 +427,15 @@ def test_a_rule_without_effect_warns(rules, text):
     model = net()
     with pytest.warns(UserWarning, match=text):
         apply_plan(model, plan(*rules))()
+
+
+def test_rules_of_a_preset_for_other_models_are_told_of_at_once():
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        apply_plan(net(), "fp16-safe")()
+    (idle,) = [str(one.message) for one in told if "rules on" in str(one.message)]
+    assert idle.startswith('plan: rules on "*rotary*", "*.router", "*.gate"')
+    assert not any(str(one.message).endswith("matches no module") for one in told)
 
 
 @pytest.mark.parametrize(
