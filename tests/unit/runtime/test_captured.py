@@ -273,7 +273,7 @@ def test_a_batch_unlike_the_first_is_refused_on_every_device(request, is_acceler
 def test_an_array_in_a_tensors_place_is_refused():
     loop = Loop()
     train = loop.step.capture(lambda x, weights: (loop.net(x) * weights.item(0)).sum())
-    with pytest.raises(UsageError, match="array.* cannot be told from another: give a tensor"):
+    with pytest.raises(UsageError, match=r"array.* cannot be told from another: give a tensor"):
         train(torch.ones(8, 4), np.ones(2))
 
 
