@@ -71,6 +71,11 @@ def _equal(args: tuple[Any, ...], _: dict[str, Any], notes: Notes) -> bool:
     return True
 
 
+def _allclose(_: tuple[Any, ...], _kwargs: dict[str, Any], notes: Notes) -> bool:
+    notes.assume("two tensors on the GPU are taken to be close to each other")
+    return True
+
+
 def _nonzero(args: tuple[Any, ...], _: dict[str, Any], notes: Notes) -> Tensor:
     return _indices(args[0], notes)
 
@@ -96,7 +101,8 @@ def _unique(args: tuple[Any, ...], kwargs: dict[str, Any], notes: Notes) -> Any:
     if value is None:
         notes.assume("all numbers of a tensor on the GPU are taken to be different")
         value = torch.arange(args[0].numel()).reshape(args[0].shape)
-    return tuple(_moved(one, args[0].dtype) for one in _UNIQUE(value, *args[1:], **kwargs))
+    numbers, *places = _UNIQUE(value, *args[1:], **kwargs)
+    return _moved(numbers.to(args[0].dtype), args[0].dtype), *(_moved(one, torch.long) for one in places)
 
 
 def _repeat_interleave(args: tuple[Any, ...], kwargs: dict[str, Any], notes: Notes) -> Tensor:
@@ -150,6 +156,7 @@ HOST_OPERATORS: Final[Mapping[Any, Answer]] = MappingProxyType(
         find_overload("_to_copy"): _to_copy,
         aten.copy_.default: _copy,
         aten.equal.default: _equal,
+        aten.allclose.default: _allclose,
         aten.nonzero.default: _nonzero,
         aten.masked_select.default: _masked_select,
         aten.index.Tensor: _index,
