@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from ampwise.compat.data import num_workers_of
 from ampwise.instruments.clocks import Clock, WallClock, clock_of
 from ampwise.interpose.data import NEXT_BATCH
 from ampwise.interpose.seam import intercept
@@ -81,6 +82,7 @@ class ProcessWatch:
         self._data_ms = 0.0
         self._waiting_data_ms = 0.0
         self._has_loader = False
+        self._num_workers = 0
         self._cost_ns = 0
 
     def __enter__(self) -> Self:
@@ -117,6 +119,7 @@ class ProcessWatch:
             major_faults=total.major_faults,
             parts=self._parts(),
             has_loader=self._has_loader,
+            num_workers=self._num_workers,
             is_device_time=not isinstance(self._clock, WallClock),
             cost_ms=self._cost_ns / 1e6 / max(self._step, 1),
         )
@@ -187,6 +190,7 @@ class ProcessWatch:
 
     def _around_data(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._has_loader = True
+        self._num_workers = max([self._num_workers, *(num_workers_of(iterator) for iterator in args[:1])])
         start = time.perf_counter_ns()
         try:
             return proceed(*args, **kwargs)

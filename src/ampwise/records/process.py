@@ -50,6 +50,8 @@ class ProcessRecord:
     """None where no step was timed."""
     has_loader: bool = False
     """A torch DataLoader was read in the loop."""
+    num_workers: int = 0
+    """The most processes that loaded for one DataLoader."""
     is_device_time: bool = False
     """``parts`` were marked in the device's stream; otherwise by the host's clock."""
     cost_ms: float = 0.0

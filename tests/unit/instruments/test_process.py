@@ -11,11 +11,13 @@ from ampwise.observe.events import EventBus
 from ampwise.observe.loop import LoopWatcher
 
 
-def train(*, num_steps=6, leave_out=(), loader=True, before_step=lambda: None):
+def train(*, num_steps=6, leave_out=(), loader=True, num_workers=0, before_step=lambda: None):
     model = nn.Linear(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.utils.data.TensorDataset(torch.ones(2 * num_steps, 8))
-    batches = torch.utils.data.DataLoader(data, batch_size=2) if loader else [(torch.ones(2, 8),)] * num_steps
+    batches = [(torch.ones(2, 8),)] * num_steps
+    if loader:
+        batches = torch.utils.data.DataLoader(data, batch_size=2, num_workers=num_workers)
     bus = EventBus()
     with LoopWatcher(bus, has_optimizer=True), ProcessWatch(bus, leave_out=leave_out) as watcher:
         for (x,) in batches:
@@ -90,6 +92,11 @@ def test_waiting_for_the_loader_is_its_own_part(monkeypatch):
     assert record.has_loader
     assert record.parts.data_ms == pytest.approx(1)
     assert not record.is_device_time
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_processes_that_load_are_counted(num_workers):
+    assert train(num_steps=2, num_workers=num_workers).num_workers == num_workers
 
 
 def test_a_run_too_short_has_no_figures():

@@ -6,7 +6,7 @@ from typing import Final
 from ampwise.doctor.case import Case
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
-from ampwise.records.process import StepParts
+from ampwise.records.process import ProcessRecord, StepParts
 
 _SHARE: Final = 0.2
 _LARGE: Final = 0.5
@@ -76,7 +76,7 @@ def check(case: Case) -> Iterator[Finding]:
         return
     parts = process.parts
     if process.data_share >= _SHARE:
-        yield _waits(parts, process.data_share)
+        yield _waits(process, parts)
     elif parts.other_ms / parts.total_ms >= _LARGE and _is_idle(case):
         yield _is_elsewhere(parts)
 
@@ -94,14 +94,24 @@ def _is_idle(case: Case) -> bool:
     return idle is not None and idle >= _IDLE
 
 
-def _waits(parts: StepParts, share: float) -> Finding:
+def _remedy_for(num_workers: int) -> str:
+    """What to do about a DataLoader with so many workers."""
+    if not num_workers:
+        return INFO.remedy
+    return (
+        f"It has {num_workers} worker{'s' * (num_workers > 1)} already. Keep them from epoch to epoch with "
+        "`persistent_workers=True`; if they are not enough, give it more, or prepare the data once, before the loop."
+    )
+
+
+def _waits(process: ProcessRecord, parts: StepParts) -> Finding:
     return Finding(
         rule=INFO.id,
         severity=INFO.severity,
         confidence=Confidence.CERTAIN,
-        message=f"The loop waits for its DataLoader in {share:.0%} of the step.",
+        message=f"The loop waits for its DataLoader in {process.data_share:.0%} of the step.",
         evidence=_figures(parts),
-        remedy=INFO.remedy,
+        remedy=_remedy_for(process.num_workers),
     )
 
 

@@ -14,6 +14,9 @@ _GAIN: Final = 1.1
 _BEST_GAIN: Final = 1.2
 """The same, were all that watching took left out."""
 _LOSS: Final = 0.8
+_FASTER_DATA: Final = (
+    "Load in other processes that stay from epoch to epoch: `DataLoader(..., num_workers=4, persistent_workers=True)`."
+)
 _TINY_US: Final = 20.0
 """An operator that takes less than this on a CPU is mostly torch's own work around it."""
 
@@ -83,7 +86,7 @@ def check(case: Case) -> Iterator[Finding]:
     )
     yield Finding(
         rule=INFO.id,
-        severity=Severity.WARNING if is_loss else INFO.severity,
+        severity=Severity.WARNING if is_loss and not _is_tiny(case, kernels) else INFO.severity,
         confidence=Confidence.LIKELY if is_loss else Confidence.POSSIBLE,
         message=f"{format_} {verb}. The largest cause: {causes[0].words} ({causes[0].share:.0%}).",
         evidence=f"{cost.words}; {', '.join(f'{one.words} {one.share:.0%}' for one in causes)}",
@@ -98,6 +101,11 @@ def reassure(case: Case) -> Iterator[str]:
         yield f"{format_} is {cost.gain:.2f} times as fast as fp32: {cost.words}"
 
 
+def _is_tiny(case: Case, kernels: KernelRecord) -> bool:
+    """Whether a CPU's operators are mostly torch's own work: no format makes such a step faster, a larger model does."""
+    return case.is_on_cpu and 1e3 * kernels.operator_ms / max(kernels.num_operators, 1) < _TINY_US
+
+
 def _causes(case: Case, kernels: KernelRecord) -> Iterator[_Cause]:
     """What takes the step's time, each as a share of the step."""
     idle, waiting = kernels.idle_share or 0.0, data_share(case.run.process)
@@ -105,10 +113,10 @@ def _causes(case: Case, kernels: KernelRecord) -> Iterator[_Cause]:
     casts = (cast_share(case.run) or 0.0) * busy
     products = min(kernels.product_ms / kernels.work_ms, 1.0) * busy if kernels.work_ms else 0.0
     rest = max(0.0, busy - casts - products)
-    yield _Cause(waiting, "waiting for data", "Load in other processes: `DataLoader(..., num_workers=4)`.")
+    yield _Cause(waiting, "waiting for data", _FASTER_DATA)
     yield _Cause(max(0.0, idle - waiting), "Python between the operators", _FEWER_CALLS)
     yield _Cause(casts, "casts between formats", "A larger batch shares each weight's cast among more samples.")
-    if case.is_on_cpu and 1e3 * kernels.operator_ms / max(kernels.num_operators, 1) < _TINY_US:
+    if _is_tiny(case, kernels):
         yield _Cause(products + rest, "operators too small to matter, mostly torch's own work", _FEWER_CALLS)
         return
     yield _Cause(products, "matrix products themselves", _SMALL_PRODUCTS)

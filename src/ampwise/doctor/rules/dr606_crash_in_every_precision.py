@@ -64,6 +64,8 @@ def _remedy(failure: Failure) -> str:
         return "Look with `dmesg` whether the system ran out of memory; give the script less data or fewer workers."
     if failure.kind.startswith("signal"):
         return "Run it with `python -X faulthandler` to see where it was."
+    if failure.kind.startswith("exit status"):
+        return "Look for its `sys.exit` or `exit`, and at what it printed before; no other precision helps."
     return INFO.remedy
 
 

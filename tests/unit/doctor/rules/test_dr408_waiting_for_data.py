@@ -16,6 +16,12 @@ def test_the_wait_is_told_beside_the_other_parts():
     assert "num_workers=4" in finding.remedy
 
 
+def test_a_loader_with_workers_is_not_told_to_take_some():
+    (finding,) = RULE.check(case(data_ms=60.0, has_loader=True, num_workers=2))
+    assert finding.remedy.startswith("It has 2 workers already. Keep them from epoch to epoch")
+    assert "num_workers" not in finding.remedy
+
+
 def test_time_in_which_nothing_is_computed_is_told_where_there_is_no_loader():
     (finding,) = RULE.check(case(speeds.on_cpu(operator_ms=20.0), other_ms=285.0))
     assert finding.message.startswith("77% of the step is spent outside of model, backward and optimizer")

@@ -127,12 +127,17 @@ def test_without_a_run_in_fp32_nothing_is_claimed():
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
-    [("exit status 2", "ended itself with exit status 2"), ("signal 9", "was ended by signal 9")],
+    ("kind", "words", "remedy"),
+    [
+        ("exit status 2", "ended itself with exit status 2", "`sys.exit`"),
+        ("signal 9", "was ended by signal 9", "out of memory"),
+        ("signal 11", "was ended by signal 11", "faulthandler"),
+    ],
 )
-def test_an_end_without_an_exception_is_told_as_one(kind, words):
+def test_an_end_without_an_exception_is_told_as_one(kind, words, remedy):
     (finding,) = found(failing("usage: train.py", kind=kind, where=None, crash=None, steps=()))
     assert words in finding.message
+    assert remedy in finding.remedy
     assert finding.site == Site(phase=Phase.OTHER)
     assert "before the first step ended" in finding.evidence
 
