@@ -1,14 +1,9 @@
 """The GPU that an estimate is for, by the name it is sold under."""
 
-from typing import Final
-
 from ampwise._base.errors import UsageError
 from ampwise._base.suggest import not_one_of
 from ampwise.estimate.order import GpuSpec
-from ampwise.formats.hardware import GPUS, find_gpu
-
-CONTEXT_BYTES: Final = 500 * 2**20
-"""What a CUDA context with lazily loaded kernels takes outside of the allocator; 300 to 600 MiB by architecture."""
+from ampwise.formats.hardware import CONTEXT_BYTES, GPUS, find_gpu
 
 
 def gpu_spec(name: str) -> GpuSpec:

@@ -15,8 +15,8 @@ from ampwise.estimate.ledger import Ledger
 from ampwise.estimate.notes import Notes
 from ampwise.estimate.order import GpuSpec
 from ampwise.estimate.picture import picture
-from ampwise.estimate.temporaries import cublas_workspace_bytes
 from ampwise.estimate.whereabouts import Whereabouts
+from ampwise.formats.hardware import cublas_workspace_bytes
 from ampwise.interpose.imaginary_gpu import ImaginaryGpu, stand_in_for_cuda
 from ampwise.interpose.imaginary_tensor import stand_in_for_tensors
 from ampwise.interpose.scripts_calls import stand_in_for_scripts_calls

@@ -37,17 +37,3 @@ MATRIX_PRODUCTS: Final = frozenset(
     }
 )
 """Operators that call cuBLAS."""
-
-
-def cublas_workspace_bytes(compute_capability: tuple[int, int] | None) -> int:
-    """What each of cuBLAS's handles takes from the allocator: 4096 KiB twice and 16 KiB eight times, else 32 MiB.
-
-    Source: ``aten/src/ATen/cuda/CublasHandlePool.cpp``: 32 MiB from compute capability 9.0 on and on ROCm. The forward
-    pass and autograd's own thread have a handle each.
-
-    Args:
-        compute_capability: NVIDIA's; None for a GPU of another make.
-    """
-    if compute_capability is None or compute_capability >= (9, 0):
-        return 32 * 2**20
-    return (4096 * 2 + 16 * 8) * 1024

@@ -8,12 +8,16 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
 
 _VOLTA = ("fp16",)
 _AMPERE = ("tf32", "bf16", "fp16")
 _ADA = (*_AMPERE, "fp8_e4m3", "fp8_e5m2")
 _CAPABILITIES = (((8, 9), _ADA), ((8, 0), _AMPERE), ((7, 0), _VOLTA))
 _GTX_16_FAULT = "fp16 convolutions are known to give NaN on GTX 16xx, which has no tensor cores"
+
+CONTEXT_BYTES: Final = 500 * 2**20
+"""What a CUDA context with lazily loaded kernels takes outside of torch's allocator; 300 to 600 MiB by architecture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,16 @@ class Gpu:
     def memory_bytes(self) -> int:
         """Nominal memory in bytes."""
         return self.memory_gib * 2**30
+
+    @property
+    def usable_bytes(self) -> int:
+        """What is left to torch's allocator beside the CUDA context."""
+        return self.memory_bytes - CONTEXT_BYTES
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What each of cuBLAS's handles takes from torch's allocator."""
+        return cublas_workspace_bytes(self.compute_capability)
 
 
 _PEAKS: Mapping[str, Peak] = MappingProxyType(
@@ -107,6 +121,20 @@ def natively_fast_formats(compute_capability: tuple[int, int], *, name: str = ""
     if is_gtx_16(name):
         return ()
     return next((formats for least, formats in _CAPABILITIES if compute_capability >= least), ())
+
+
+def cublas_workspace_bytes(compute_capability: tuple[int, int] | None) -> int:
+    """What each of cuBLAS's handles takes from the allocator: 4096 KiB twice and 16 KiB eight times, else 32 MiB.
+
+    Source: ``aten/src/ATen/cuda/CublasHandlePool.cpp``: 32 MiB from compute capability 9.0 on and on ROCm. The forward
+    pass and autograd's own thread have a handle each.
+
+    Args:
+        compute_capability: NVIDIA's; None for a GPU of another make.
+    """
+    if compute_capability is None or compute_capability >= (9, 0):
+        return 32 * 2**20
+    return (4096 * 2 + 16 * 8) * 1024
 
 
 def least_compute_capability(format_name: str) -> tuple[int, int] | None:

@@ -108,3 +108,9 @@ def test_peaks_are_of_gpus_whose_tensor_cores_multiply_halves():
     assert all("fp16" in gpu.tensor_core_formats for gpu in with_peak)
     assert GPUS["a100-80gb"].peak.ridge == pytest.approx(153, abs=0.1)  # 312e12 / 2039e9, as its data sheet has them
     assert GPUS["b200"].peak is None
+
+
+def test_what_torchs_allocator_has_to_itself():
+    assert GPUS["t4"].usable_bytes == 16 * 2**30 - 500 * 2**20
+    assert GPUS["a100-80gb"].workspace_bytes == 8_519_680
+    assert GPUS["h100-80gb"].workspace_bytes == GPUS["mi300x"].workspace_bytes == 32 * 2**20
