@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from ampwise._base.units import format_bytes
 from ampwise.records.estimate import Estimate
 from ampwise.report.cells import Tone
 from ampwise.report.estimates import assumptions, table_rows, verdict
@@ -24,7 +25,7 @@ def render_estimates_html(
         device: The GPU's name, where one was named.
         command: The script and its arguments, where it was one.
     """
-    verdicts = [Sentence(text=verdict(one, device=device), tone=_TONES[one.fits]) for one in estimates]
+    verdicts = [Sentence(text=_said(one, device=device), tone=_TONES[one.fits]) for one in estimates]
     best = next((one for one in verdicts if one.tone is Tone.GOOD), verdicts[0])
     timelines = [chart for chart in map(_timeline, estimates) if chart.figure is not None]
     return render_page(
@@ -34,11 +35,27 @@ def render_estimates_html(
         verdicts=verdicts,
         command=command,
         table=_table(estimates),
+        remedies=_remedies(estimates),
         timelines=timelines,
         owners=list(_owners(estimates)),
         assumptions=list(assumptions(estimates)),
         environment=None,
     )
+
+
+def _said(estimate: Estimate, *, device: str | None) -> str:
+    """The verdict, and the batch that it is of where the largest one was looked for."""
+    said = verdict(estimate, device=device)
+    return said if estimate.batch_size is None else f"{said}; the largest batch that fits: {estimate.batch_size}"
+
+
+def _remedies(estimates: Sequence[Estimate]) -> Listing | None:
+    rows = [
+        (estimate.precision, remedy.what, format_bytes(remedy.saved_bytes))
+        for estimate in estimates
+        for remedy in estimate.remedies
+    ]
+    return listing("What to change", "in|change|#saves at most", rows)
 
 
 def _table(estimates: Sequence[Estimate]) -> Listing | None:

@@ -1,6 +1,6 @@
 import examined
 import recordings
-from ampwise.records.estimate import Estimate
+from ampwise.records.estimate import Estimate, Remedy
 from ampwise.records.memory import CategoryBytes, MemoryCategory
 from ampwise.report.estimate_page import render_estimates_html
 
@@ -50,3 +50,14 @@ def test_a_rule_of_thumb_has_no_timeline_and_hostile_text_stays_text():
     head = page.partition("<script")[0]
     assert "<img" not in head
     assert "Memory over one step" not in head
+
+
+def test_what_to_change_and_the_largest_batch_are_on_the_page():
+    short = estimate(remedies=(Remedy(what="half the batch", saved_bytes=3 * 2**30),), batch_size=None)
+    page = render_estimates_html([short])
+    assert "What to change" in page
+    assert "half the batch" in page
+    assert "3.00 GiB" in page
+    page = render_estimates_html([estimate(batch_size=48)])
+    assert "the largest batch that fits: 48" in page
+    assert "What to change" not in page
