@@ -15,9 +15,10 @@ from ampwise._base.units import parse_bytes, parse_count
 from ampwise.cli.options import module_option, target_of
 from ampwise.cli.scripts import Show, check_script, progress_bar
 from ampwise.cli.unwind import signals_unwind
-from ampwise.estimate.gpu import CONTEXT_BYTES, gpu_spec
-from ampwise.estimate.predict import estimate_script
+from ampwise.estimate.gpu import gpu_spec
+from ampwise.estimate.predict import estimate_script, predicting
 from ampwise.estimate.rules_of_thumb import BASE_BITS, OPTIMIZERS, Sizes, States, estimate_by_thumb
+from ampwise.formats.hardware import CONTEXT_BYTES
 from ampwise.records.estimate import Estimate
 from ampwise.runner.script import Target
 
@@ -184,17 +185,17 @@ def _largest_batches(
         raise UsageError("--find-batch needs the GPU to fit: --device or --memory")
     start = value_of_option(target.argv, option) or 8
     made: list[Estimate] = []
-    for index, name in enumerate(names):
+    with predicting(gpu, time_limit_s=options["time_limit"]) as predict:
+        for index, name in enumerate(names):
 
-        def predict(batch: int, *, index: int = index, name: str = name) -> Estimate:
-            show(f"imagining {name} with {option} {batch}", index, len(names))
-            changed = with_option(target, option, batch)
-            return estimate_script(changed, gpu, precisions=[name], time_limit_s=options["time_limit"])[0]
+            def try_batch(batch: int, *, index: int = index, name: str = name) -> Estimate:
+                show(f"imagining {name} with {option} {batch}", index, len(names))
+                return predict(with_option(target, option, batch), name)
 
-        found = largest_batch(predict, start=start)
-        if found is None:
-            raise CannotRunError(f"not even {option} 1 fits in {name}; see what it takes without --find-batch")
-        made.append(found)
+            found = largest_batch(try_batch, start=start)
+            if found is None:
+                raise CannotRunError(f"not even {option} 1 fits in {name}; see what it takes without --find-batch")
+            made.append(found)
     return made
 
 

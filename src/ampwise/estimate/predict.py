@@ -1,9 +1,12 @@
 """Estimates of a script: one process each, in which it trains for two steps on a GPU that is not there."""
 
+import socket
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from ampwise._base.errors import CannotRunError, RecordError
@@ -16,62 +19,92 @@ from ampwise.runner.process import last_lines, running
 from ampwise.runner.script import Target
 from ampwise.runner.summary import NO_STEP_FOUND
 
+Predict = Callable[[Target, str], Estimate]
+"""What a step of the script takes, in a precision.
+
+Raises:
+    CannotRunError: the script ended before its first step; the text is its own.
+"""
+
 
 def estimate_script(
     target: Target,
     gpu: GpuSpec,
     *,
     precisions: Sequence[str],
-    expandable_segments: bool = False,
     time_limit_s: float = 120.0,
     on_start: Callable[[str], None] | None = None,
 ) -> tuple[Estimate, ...]:
     """What a training step of ``target`` takes on ``gpu``, in each precision.
 
-    Nothing of the script's is overwritten: ``torch.save`` writes nothing, other saves go to a folder that is removed.
-
     Args:
         target: The script.
         gpu: The GPU that is imagined; this machine needs none.
         precisions: ``fp32``, ``tf32``, ``bf16``, ``fp16``.
-        expandable_segments: Whether ``PYTORCH_ALLOC_CONF`` says so.
         time_limit_s: How long each run may take to its second step.
         on_start: Told of each precision before its run.
 
     Raises:
         CannotRunError: the script ended before its first step; the text is its own.
     """
-    with tempfile.TemporaryDirectory(prefix="ampwise-estimate-") as folder:
-        made: list[Estimate] = []
+    made: list[Estimate] = []
+    with predicting(gpu, time_limit_s=time_limit_s) as predict:
         for precision in precisions:
             if on_start is not None:
                 on_start(precision)
-            place = Path(folder, precision)
-            Path(place, "scratch").mkdir(parents=True)
-            order = Order(
-                target=target,
-                gpu=gpu,
-                precision=precision,
-                expandable_segments=expandable_segments,
-                scratch=str(place / "scratch"),
-                result=str(place / "estimate.json"),
-                reason=str(place / "reason"),
-                time_limit_s=time_limit_s,
-            )
-            made.append(_with_remedies(_estimate(order, place)))
-        return tuple(made)
+            made.append(predict(target, precision))
+    return tuple(made)
 
 
-def _estimate(order: Order, place: Path) -> Estimate:
+@contextmanager
+def predicting(gpu: GpuSpec, *, expandable_segments: bool = False, time_limit_s: float = 120.0) -> Generator[Predict]:
+    """Any number of predictions for ``gpu``, for which torch is loaded once.
+
+    Nothing of the script's is overwritten: ``torch.save`` writes nothing, other saves go to a folder that is removed.
+
+    Args:
+        gpu: The GPU that is imagined; this machine needs none.
+        expandable_segments: Whether ``PYTORCH_ALLOC_CONF`` says so.
+        time_limit_s: How long each run may take to its second step.
+    """
     # a GPU of this machine's would be a real CUDA tensor's, which must not be mistaken for an imaginary one's
     environment = {**plain_environment(own_environment()), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "ampwise.estimate.worker", order.to_json()]
-    with running(command, env=environment, cwd=None, output=place) as process:
-        process.wait()
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "ampwise.estimate.worker", str(theirs.fileno())]
+    with tempfile.TemporaryDirectory(prefix="ampwise-estimate-") as folder, ours, theirs:
+        output, numbers = Path(folder, "process"), count()
+        with running(command, env=environment, cwd=None, output=output, pass_fds=[theirs.fileno()]):
+            theirs.close()
+            answers = ours.makefile("r", encoding="utf-8")
+
+            def predict(target: Target, precision: str) -> Estimate:
+                place = Path(folder, str(next(numbers)))
+                Path(place, "scratch").mkdir(parents=True)
+                order = Order(
+                    target=target,
+                    gpu=gpu,
+                    precision=precision,
+                    expandable_segments=expandable_segments,
+                    scratch=str(place / "scratch"),
+                    result=str(place / "estimate.json"),
+                    reason=str(place / "reason"),
+                    time_limit_s=time_limit_s,
+                )
+                ours.sendall(f"{order.to_json()}\n".encode())
+                answer = answers.readline()
+                if not answer:
+                    raise CannotRunError(f"nothing can be estimated here: {last_lines(output)}")
+                return _with_remedies(_estimate(order, place, status=int(answer)))
+
+            with answers:
+                yield predict
+
+
+def _estimate(order: Order, place: Path, *, status: int) -> Estimate:
     try:
         return load(order.result, Estimate)
     except RecordError:
-        raise CannotRunError(_why(order, process.returncode, said=last_lines(place))) from None
+        raise CannotRunError(_why(order, status, said=last_lines(place))) from None
 
 
 def _with_remedies(estimate: Estimate) -> Estimate:

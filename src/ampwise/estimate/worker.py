@@ -1,8 +1,14 @@
-"""The main module of an estimate's process: ``python -m ampwise.estimate.worker ORDER``."""
+"""The main module of the process that estimates: ``python -m ampwise.estimate.worker FILENO``.
 
+It loads torch once and copies itself for each order, so that every script runs in a process that has run no other.
+"""
+
+import os
+import socket
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +20,36 @@ from ampwise.runner.script import ScriptEnd, run_target
 
 if TYPE_CHECKING:
     from ampwise.estimate.imagine import Imagination
+
+
+def serve(fileno: int) -> int:
+    """Carry out each order that comes through a socket in a copy of this process, and answer with its status."""
+    _load()
+    with socket.socket(fileno=fileno) as channel, channel.makefile("r", encoding="utf-8") as orders:
+        while text := orders.readline():
+            copy = os.fork()
+            if copy == 0:
+                break
+            _, status = os.waitpid(copy, 0)
+            channel.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        else:
+            return 0
+    return _in_copy(text)
+
+
+def _load() -> None:
+    """What every run needs, and takes seconds to import."""
+    for name in ("ampwise.estimate.imagine", "ampwise.runner.inject", "torch._dynamo", "torch.distributed.tensor"):
+        import_module(name)
+
+
+def _in_copy(text: str) -> int:
+    """Carry out an order; what the script prints is kept beside its result."""
+    place = Path(order_from_json(text).result).parent
+    for fileno, name in ((1, "stdout"), (2, "stderr")):
+        with Path(place, name).open("wb") as file:
+            os.dup2(file.fileno(), fileno)
+    return main(text)
 
 
 def main(text: str) -> int:
@@ -102,4 +138,4 @@ def _picture(imagination: "Imagination", order: Order, *, reason: str | None) ->
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(serve(int(sys.argv[1])))

@@ -17,7 +17,7 @@ _TAIL_LINES: Final = 12
 
 @contextmanager
 def running(
-    command: Sequence[str], *, env: Mapping[str, str], cwd: str | None, output: Path
+    command: Sequence[str], *, env: Mapping[str, str], cwd: str | None, output: Path, pass_fds: Sequence[int] = ()
 ) -> "Generator[subprocess.Popen[bytes]]":
     """Run ``command`` within the block, and end it and all that it started when the block is left.
 
@@ -28,6 +28,7 @@ def running(
         env: Its whole environment.
         cwd: Its folder; by default this process's.
         output: The folder whose files ``stdout`` and ``stderr`` keep what it prints.
+        pass_fds: Open files of this process that are open in it too.
     """
     output.mkdir(parents=True, exist_ok=True)
     with Path(output, "stdout").open("wb") as stdout, Path(output, "stderr").open("wb") as stderr:
@@ -39,6 +40,7 @@ def running(
             stdout=stdout,
             stderr=stderr,
             process_group=0,
+            pass_fds=pass_fds,
         )
     try:
         yield process
