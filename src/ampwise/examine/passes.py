@@ -69,7 +69,7 @@ def rescue(seen: RunRecord, spec: LaunchSpec, *, kept: tuple[str, ...] = ()) -> 
         kept: Modules that ``seen`` had in fp32 already.
     """
     modules = tuple(dict.fromkeys((*kept, *suspects(seen))))
-    if modules == kept:
+    if modules == kept or "parameters" in (seen.left_alone or ""):  # those in half precision leave a rule no room
         return None
     given = parse_plan(spec.plan) if spec.plan is not None else Plan(default=spec.emulate or seen.precision)
     rules = tuple(Rule(module=module, compute="fp32", because="under suspicion") for module in modules)

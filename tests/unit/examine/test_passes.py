@@ -110,6 +110,12 @@ def test_without_a_suspect_there_is_nothing_to_rescue():
     assert rescue(replace(FP16, role=Role.TRACED), SPEC) is None
 
 
+def test_parameters_in_half_precision_are_beyond_rescue():
+    traced = replace(FP16, nonfinite=NonFiniteRecord(num_steps=3, origins=(origin("wo"),)), role=Role.TRACED)
+    assert rescue(replace(traced, left_alone="SGD given float16 parameters at train.py:9"), SPEC) is None
+    assert rescue(replace(traced, left_alone="torch.autocast entered at train.py:7"), SPEC) is not None
+
+
 def test_a_finite_loss_is_a_cure_while_the_scale_still_comes_down():
     lost = with_losses(FP16, at_3=math.nan)
     skipping = replace(FP16, steps=recordings.steps([1.0] * 20, 5.0, 0, skipped=frozenset(range(9)), scale=1.0))
