@@ -35,6 +35,13 @@ def test_a_step_that_is_slower_is_a_warning():
     assert finding.severity is Severity.WARNING
 
 
+def test_a_slower_step_of_tiny_operators_is_a_remark():
+    tiny = speeds.on_cpu(product_ms=20.0, num_operators=9000)
+    (finding,) = check(speeds.run(cpu_ms=150.0, kernels=tiny), speeds.fp32(cpu_ms=90.0))
+    assert "is slower than fp32" in finding.message
+    assert finding.severity is Severity.INFO
+
+
 @pytest.mark.parametrize(
     ("kernels", "process", "cause"),
     [
