@@ -27,7 +27,7 @@ INFO = RuleInfo(
     evidence="The mean loss of the last quarter of the steps, in both precisions.",
     bad=(
         Example(
-            title="parameters in fp16 that hardly move",
+            title="an output that bf16 rounds by more than it is off",
             source="""
 import torch
 
@@ -35,9 +35,9 @@ torch.manual_seed(0)
 model = torch.nn.Linear(16, 1, bias=False)
 with torch.no_grad():
     model.weight.fill_(8.0)
-optimizer = torch.optim.SGD(model.parameters(), lr=2e-2)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 x = torch.rand(64, 16)
-for _ in range(40):
+for _ in range(20):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = (model(x).float() - x.sum(1, keepdim=True) * 7.99).square().mean() * 100
     loss.backward()

@@ -30,15 +30,16 @@ INFO = RuleInfo(
     "a small batch the casts of the weights dominate.",
     bad=(
         Example(
-            title="large weights, two samples",
+            title="large frozen weights, which autocast does not cache, and two samples",
             source="""
 import torch
 
-model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(6)))
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+backbone = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(6))).requires_grad_(False)
+head = torch.nn.Linear(1024, 1)
+optimizer = torch.optim.SGD(head.parameters(), lr=1e-3)
 for _ in range(20):
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = model(torch.randn(2, 512)).float().square().mean()
+        loss = head(backbone(torch.randn(2, 1024))).float().square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
