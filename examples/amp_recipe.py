@@ -4,6 +4,7 @@ Prints the time and the peak memory of both, with ampwise.TrainStep: one loop, n
 """
 
 import argparse
+import math
 import time
 
 import torch
@@ -39,7 +40,10 @@ def synchronize():
 
 
 def peak_bytes(train_on):
-    """The peak memory of one step, after a first: CUDA counts it itself, on a CPU ampwise counts every tensor."""
+    """The peak memory of one step, after a first: CUDA counts it itself, on a CPU ampwise counts every tensor.
+
+    Not a number where something else watches every operator already, as ampwise doctor does.
+    """
     train_on(0)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -47,7 +51,7 @@ def peak_bytes(train_on):
         return torch.cuda.max_memory_allocated()
     with PeakMemory(BUS, step=0) as memory:
         train_on(1)
-    return memory.peak_tensor_bytes
+    return memory.peak_tensor_bytes or math.nan
 
 
 def train(precision):
