@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ampwise._base.errors import CannotRunError, UsageError
+from ampwise._base.errors import CannotRunError
 from ampwise._base.text import inert_line
 from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, say
 from ampwise.cli.options import lists_option, module_option, script_words, target_of
 from ampwise.cli.scripts import check_device, check_script, progress_bar
 from ampwise.cli.unwind import signals_unwind
 from ampwise.emulate.recipes import get_recipe
-from ampwise.plan.find import find_plan
-from ampwise.runner.planned import in_precision, with_plan
+from ampwise.runner.planned import as_asked
 from ampwise.runner.script import Target
 from ampwise.runner.spec import LaunchSpec, Lists
 
@@ -84,11 +83,7 @@ def _spec(options: Mapping[str, Any]) -> LaunchSpec:
         stop_after=options["steps"],
         instruments=("casts",),
     )
-    if options["plan"] is None:
-        return spec if options["precision"] is None else in_precision(spec, options["precision"])
-    if options["precision"] is not None:
-        raise UsageError("--plan says the precision already, as its default; leave --precision out")
-    return with_plan(spec, find_plan(options["plan"]))
+    return as_asked(spec, plan=options["plan"], precision=options["precision"])
 
 
 def _run(target: Target, spec: LaunchSpec) -> "RunRecord":

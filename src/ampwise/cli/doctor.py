@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from ampwise._base.errors import UsageError
 from ampwise._base.files import write_atomically
 from ampwise._base.text import inert_line
 from ampwise.cli.exits import INTERRUPTED, say
@@ -17,10 +16,9 @@ from ampwise.cli.options import lists_option, malloc_option, module_option, nvtx
 from ampwise.cli.scripts import check_device, check_files, check_script, progress_bar, remove_empty
 from ampwise.cli.unwind import signals_unwind
 from ampwise.emulate.recipes import get_recipe
-from ampwise.plan.find import find_plan
 from ampwise.records.files import save_recording
 from ampwise.records.run import Role
-from ampwise.runner.planned import in_precision, with_plan
+from ampwise.runner.planned import as_asked
 from ampwise.runner.script import Target
 from ampwise.runner.spec import LaunchSpec, Lists, Malloc
 
@@ -91,12 +89,7 @@ def _spec(options: Mapping[str, Any]) -> LaunchSpec:
         nvtx=options["nvtx"],
         stop_after=options["steps"],
     )
-    precision = options["precision"]
-    if options["plan"] is None:
-        return spec if precision is None else in_precision(spec, precision)
-    if precision is not None:
-        raise UsageError("--plan says the precision already, as its default; leave --precision out")
-    return with_plan(spec, find_plan(options["plan"]))
+    return as_asked(spec, plan=options["plan"], precision=options["precision"])
 
 
 def _examined(target: Target, spec: LaunchSpec, record: Path | None) -> "tuple[Recording, Path]":

@@ -28,12 +28,11 @@ from ampwise.cli.options import (
     target_of,
 )
 from ampwise.emulate.recipes import get_recipe
-from ampwise.plan.find import find_plan
 from ampwise.records.files import to_plain
 from ampwise.runner.bootstrap import announce, children_environment, own_environment
 from ampwise.runner.failures import describe, missing_cuda, own_place
 from ampwise.runner.launch import run_command
-from ampwise.runner.planned import in_precision, with_plan
+from ampwise.runner.planned import as_asked
 from ampwise.runner.script import ScriptEnd, Target, run_target, show_error, source_of
 from ampwise.runner.session import Session, session
 from ampwise.runner.spec import LaunchSpec, Lists, Malloc
@@ -153,21 +152,11 @@ def command(words: tuple[str, ...], **options: Any) -> int:
 
 
 def _spec(options: Mapping[str, Any]) -> LaunchSpec:
-    spec = _precise_spec(options)
+    spec = as_asked(_plain_spec(options), plan=options["plan"], precision=options["precision"])
     if spec.plan is not None and options["show_code"]:
         given = "--precision" if options["plan"] is None else "--plan"
         raise UsageError(f"--show-code shows plain torch, which has no plans; leave out one of it and {given}")
     return spec
-
-
-def _precise_spec(options: Mapping[str, Any]) -> LaunchSpec:
-    """By the precision or the plan that was asked for."""
-    spec = _plain_spec(options)
-    if options["plan"] is None:
-        return spec if options["precision"] is None else in_precision(spec, options["precision"])
-    if options["precision"] is not None:
-        raise UsageError("--plan says the precision already, as its default; leave --precision out")
-    return with_plan(spec, find_plan(options["plan"]))
 
 
 def _plain_spec(options: Mapping[str, Any]) -> LaunchSpec:

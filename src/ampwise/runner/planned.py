@@ -15,6 +15,21 @@ from ampwise.plan.writing import to_toml
 from ampwise.runner.spec import LaunchSpec
 
 
+def as_asked(spec: LaunchSpec, *, plan: str | None, precision: str | None) -> LaunchSpec:
+    """``spec`` by what ``--plan`` or ``--precision`` names, of which only one may; as it is where neither does.
+
+    Raises:
+        PlanError: the plan is wrong.
+        UsageError: both are given, or what is given is not one of those possible.
+        CannotRunError: a run cannot follow it.
+    """
+    if plan is None:
+        return spec if precision is None else in_precision(spec, precision)
+    if precision is not None:
+        raise UsageError("--plan says the precision already, as its default; leave --precision out")
+    return with_plan(spec, find_plan(plan))
+
+
 def in_precision(spec: LaunchSpec, word: str) -> LaunchSpec:
     """``spec`` in what ``--precision`` names: ``auto``, a format, or a preset, whose plan it then follows.
 

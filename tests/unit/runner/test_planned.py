@@ -4,7 +4,7 @@ from ampwise._base.errors import CannotRunError, UsageError
 from ampwise.plan.file import parse_plan
 from ampwise.plan.plan import Lists, Plan, Rule
 from ampwise.plan.presets import presets
-from ampwise.runner.planned import in_precision, with_plan
+from ampwise.runner.planned import as_asked, in_precision, with_plan
 from ampwise.runner.spec import LaunchSpec
 
 RULES = (Rule(module="wo", compute="fp32", because="overflows"),)
@@ -66,3 +66,12 @@ def test_what_is_emulated_says_the_precision():
 def test_a_plan_in_fp8_and_emulation_do_not_go_together(emulated, what):
     with pytest.raises(UsageError, match=rf"rules\[0\] of the plan.*{what}.*write --emulate fp8"):
         with_plan(LaunchSpec(precision=emulated, emulate=emulated), presets()["fp8"].plan)
+
+
+def test_a_plan_or_a_precision_is_asked_for_never_both():
+    plain = LaunchSpec()
+    assert as_asked(plain, plan=None, precision=None) is plain
+    assert as_asked(plain, plan=None, precision="bf16").precision == "bf16"
+    assert as_asked(plain, plan="t5", precision=None).plan is not None
+    with pytest.raises(UsageError, match="leave --precision out"):
+        as_asked(plain, plan="t5", precision="fp16")
