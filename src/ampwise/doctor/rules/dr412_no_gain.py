@@ -102,7 +102,7 @@ def reassure(case: Case) -> Iterator[str]:
 
 
 def _is_tiny(case: Case, kernels: KernelRecord) -> bool:
-    """Whether a CPU's operators are mostly torch's own work: a larger model makes such a step faster, no format does."""
+    """Whether a CPU spends its time around the operators, not in them: a larger model helps then, no format does."""
     return case.is_on_cpu and 1e3 * kernels.operator_ms / max(kernels.num_operators, 1) < _TINY_US
 
 
