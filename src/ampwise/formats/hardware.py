@@ -5,7 +5,7 @@ either; it is slow then.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -243,14 +243,8 @@ CPU_INSTRUCTIONS = (
     CpuInstructions(flag="bf16", architecture="aarch64", format="bf16"),
     CpuInstructions(flag="asimdhp", architecture="aarch64", format="fp16"),
 )
-"""Instruction sets and the format each is for."""
+"""Instruction sets and the format each is for.
 
-
-def formats_of_cpu_flags(flags: Iterable[str]) -> tuple[str, ...]:
-    """Which narrow formats a CPU with these flags has instructions for.
-
-    That they exist does not make torch fast: one CPU with avx512_bf16 was measured a hundred times slower in fp16
-    than in fp32. Measure before choosing.
-    """
-    present = frozenset(flags)
-    return tuple(dict.fromkeys(row.format for row in CPU_INSTRUCTIONS if row.flag in present))
+That they exist does not make torch fast: one CPU with avx512_bf16 was measured a hundred times slower in fp16 than in
+fp32. Measure before choosing.
+"""

@@ -115,11 +115,6 @@ class Resolved:
     index: int | None
     """Which of the plan's rules it is."""
 
-    @property
-    def follows_lists(self) -> bool:
-        """Whether the cast lists still choose an operator's format here; a rule on operators overrules them."""
-        return self.rule is None or self.rule.op is None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

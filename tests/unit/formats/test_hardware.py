@@ -5,7 +5,6 @@ from ampwise.formats.hardware import (
     CPU_INSTRUCTIONS,
     GPUS,
     find_gpu,
-    formats_of_cpu_flags,
     is_gtx_16,
     natively_fast_formats,
 )
@@ -82,20 +81,6 @@ def test_every_row_names_known_formats_and_finds_itself():
         assert find_gpu(gpu.name) is gpu
         assert find_gpu(key) is gpu
         assert gpu.memory_bytes == gpu.memory_gib << 30
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        (["fpu", "avx2"], ()),
-        (["avx512_bf16"], ("bf16",)),
-        (["amx_bf16", "avx512_bf16", "avx512_fp16"], ("bf16", "fp16")),
-        (["amx_fp16"], ("fp16",)),
-        (["fp", "asimd", "asimdhp", "bf16"], ("bf16", "fp16")),
-    ],
-)
-def test_formats_by_cpu_flags(flags, expected):
-    assert formats_of_cpu_flags(flags) == expected
 
 
 def test_cpu_rows_name_known_formats():

@@ -37,8 +37,8 @@ def test_a_rule_on_an_operator_leaves_the_module_itself_and_other_operators_alon
 def test_a_later_rule_on_a_module_overrules_an_operator_in_it():
     plan = Plan(default="fp16", rules=(SOFTMAX, Rule(module="enc", compute="bf16")))
     found = plan.resolve("enc.attn", "softmax")
-    assert (found.compute, found.follows_lists) == ("bf16", True)
-    assert not plan.resolve("dec.attn", "softmax").follows_lists
+    assert (found.compute, found.index) == ("bf16", 1)
+    assert plan.resolve("dec.attn", "softmax").index == 0
 
 
 @pytest.mark.parametrize(
