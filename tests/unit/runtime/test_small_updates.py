@@ -160,7 +160,7 @@ def test_a_weight_that_somebody_wrote_becomes_its_master():
 
 
 class Broken(torch.optim.SGD):
-    def step(self, closure=None):
+    def step(self, closure=None):  # noqa: ARG002 # the signature of every step
         raise RuntimeError("full")
 
 
