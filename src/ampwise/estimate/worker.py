@@ -3,6 +3,7 @@
 It loads torch once and copies itself for each order, so that every script runs in a process that has run no other.
 """
 
+import gc
 import os
 import socket
 import sys
@@ -41,6 +42,7 @@ def _load() -> None:
     """What every run needs, and takes seconds to import."""
     for name in ("ampwise.estimate.imagine", "ampwise.runner.inject", "torch._dynamo", "torch.distributed.tensor"):
         import_module(name)
+    gc.freeze()  # else a copy's collector would write to, and so copy, every page of this process
 
 
 def _in_copy(text: str) -> int:
