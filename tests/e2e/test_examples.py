@@ -15,12 +15,14 @@ TINY = {
     "bert_classify": "--batch 8 --length 8 --width 64 --layers 1 --passages 80",
     "char_gpt": "--steps 9 --batch 2 --context 16 --width 32 --layers 1 --heads 2",
     "digits_cnn": "--epochs 1 --batch 128 --width 4",
+    "overflow": "",
 }
 LAST_LINE = {
     "amp_recipe": r"mixed precision is \d+\.\d\dx as fast, in \d+\.\d\dx the memory",
     "bert_classify": r"epoch 0  test accuracy [01]\.\d+",
     "char_gpt": r"validation loss 4\.\d+",
     "digits_cnn": r"epoch 0  loss \d\.\d+  test accuracy [01]\.\d+",
+    "overflow": r"step 40: loss 0\.\d+",
 }
 names = pytest.mark.parametrize("name", TINY)
 
