@@ -7,7 +7,7 @@ from ampwise.doctor.case import Case
 from ampwise.records.crash import CrashTensor
 from ampwise.records.crash_kind import CrashKind, crash_kind
 from ampwise.records.finding import Confidence, Finding, RuleInfo
-from ampwise.records.run import Failure, Role, RunEnd
+from ampwise.records.run import UNTOLD, Failure, Role, RunEnd
 from ampwise.records.site import Phase, Site
 
 
@@ -58,6 +58,8 @@ def seen(case: Case) -> Iterator[str]:
     if failure is None:
         return
     when = f"after {num_steps} step{'s' * (num_steps != 1)}" if num_steps else "before the first step ended"
+    if case.run.reason == UNTOLD:
+        when = "at a step that its process could not tell"
     said = inert_line(failure.message, max_length=240)
     yield f"{inert_line(failure.kind)} {when}" + (f': "{said}"' if said else "")
     if crash is not None and crash.expression:

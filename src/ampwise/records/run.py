@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from ampwise.records.against_fp32 import AgainstFp32Record
 from ampwise.records.casts import CastRecord
@@ -18,6 +18,9 @@ from ampwise.records.numerics import NumericsRecord
 from ampwise.records.process import ProcessRecord
 from ampwise.records.syncs import SyncRecord
 from ampwise.records.usage import UsageRecord
+
+UNTOLD: Final = "the process ended before it could say"
+"""The reason of a run whose process left no record: its steps are not known, and need not have been none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ampwise._base.errors import RecordError
 from ampwise.records.files import load
-from ampwise.records.run import Failure, RunEnd, RunRecord
+from ampwise.records.run import UNTOLD, Failure, RunEnd, RunRecord
 from ampwise.runner.bootstrap import own_environment, plain_environment
 from ampwise.runner.changes import tracker_environment
 from ampwise.runner.malloc import children_environment
@@ -129,7 +129,7 @@ def _lost(spec: LaunchSpec, status: int, *, stderr: str) -> RunRecord:
     return RunRecord(
         variant=spec.variant,
         precision=spec.precision,
-        reason="the process ended before it could say",
+        reason=UNTOLD,
         repeat=spec.repeat,
         end=RunEnd.KILLED if killed else RunEnd.FAILED,
         failure=Failure(kind=kind, message=stderr),

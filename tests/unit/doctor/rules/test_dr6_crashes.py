@@ -10,7 +10,7 @@ from ampwise.doctor.rule import all_rules
 from ampwise.plan.file import parse_plan
 from ampwise.records.crash import CrashRecord, CrashTensor, DroppedResult
 from ampwise.records.finding import Confidence, Severity
-from ampwise.records.run import Failure, Role, RunEnd
+from ampwise.records.run import UNTOLD, Failure, Role, RunEnd
 from ampwise.records.site import Phase, Site
 
 RULES = [rule for rule in all_rules() if rule.info.id.startswith("DR6")]
@@ -140,6 +140,12 @@ def test_an_end_without_an_exception_is_told_as_one(kind, words, remedy):
     assert remedy in finding.remedy
     assert finding.site == Site(phase=Phase.OTHER)
     assert "before the first step ended" in finding.evidence
+
+
+def test_a_process_that_left_no_record_is_not_said_to_have_made_no_step():
+    run = failing("", kind="signal 11", where=None, crash=None, steps=(), reason=UNTOLD)
+    (finding,) = found(run)
+    assert finding.evidence.startswith("signal 11 at a step that its process could not tell")
 
 
 @pytest.mark.parametrize("kind", ["SyntaxError", "ModuleNotFoundError", "FileNotFoundError"])
