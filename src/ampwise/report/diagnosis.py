@@ -13,7 +13,7 @@ from ampwise.records.diagnosis import Diagnosis
 from ampwise.records.files import to_plain
 from ampwise.records.finding import Finding, Severity
 from ampwise.records.recording import Recording
-from ampwise.records.run import RunRecord
+from ampwise.records.run import RunEnd, RunRecord
 from ampwise.report.places import site_words
 from ampwise.report.words import ending
 
@@ -23,6 +23,7 @@ _MAX_ALL_WHOLE: Final = 5
 """Findings up to which each is shown in full; of more, the first of them are, and the next have a line each."""
 _NUM_WHOLE: Final = 3
 _NUM_LISTED: Final = 10
+_LATER: Final = "Later steps were not looked at: for a NaN that comes later, give --steps a number beyond its step."
 
 
 def render_diagnosis(
@@ -54,6 +55,9 @@ def render_diagnosis(
         head = f'version = 1 and default = "{_format_of(recording.runs[0])}"'
         text = f"To use the rules: save them in plan.toml behind {head}, then {how_to_use(recording.runs[0], 'SCRIPT')}"
         _print(_wrapped(text, console.width, indent=_INDENT), console)
+    if diagnosis.is_healthy and any(run.end is RunEnd.STOPPED for run in recording.runs[:1]):
+        console.print()
+        _print(_wrapped(_LATER, console.width, indent=_INDENT), console)
     if diagnosis.reassurances:
         console.print()
         _print(Text("Looked at and well:", style="bold"), console)
@@ -94,7 +98,8 @@ def whole_plan(diagnosis: Diagnosis, run: RunRecord) -> str | None:
 def how_to_use(run: RunRecord, command: str) -> str:
     """What to do with the plan's file: a script that has its own mixed precision is left to it by ``ampwise run``."""
     if run.left_alone is None:
-        return f"ampwise run --plan plan.toml {command}"
+        emulate = f"--emulate {_format_of(run)} " if run.precision.startswith("emulated ") else ""
+        return f"ampwise run {emulate}--plan plan.toml {command}"
     return 'put ampwise.apply_plan(model, "plan.toml") in the place of the script\'s own autocast'
 
 

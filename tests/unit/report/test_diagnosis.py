@@ -10,7 +10,7 @@ import recordings
 from ampwise.plan.file import parse_plan
 from ampwise.records.diagnosis import Diagnosis
 from ampwise.records.finding import Confidence, Finding, Severity
-from ampwise.records.run import Role
+from ampwise.records.run import Role, RunEnd
 from ampwise.records.site import Phase, Site
 from ampwise.report.diagnosis import diagnosis_json, render_diagnosis, verdict, whole_plan
 
@@ -129,7 +129,9 @@ def test_the_rules_make_one_plan_that_can_be_loaded_and_the_text_says_how():
     plan = parse_plan(text.replace('compute = "fp32"', 'compute = "fp32"\nbecause = "it overflows"'))
     assert (plan.default, [rule.module for rule in plan.rules]) == ("fp16", ["layers.1.wo"])
     said = " ".join(shown(diagnosis, recordings.recording([run], [])).split())
-    assert 'save them in plan.toml behind version = 1 and default = "fp16", then ampwise run --plan plan.toml' in said
+    assert (
+        'save them in plan.toml behind version = 1 and default = "fp16", then ampwise run --emulate fp16 --plan' in said
+    )
     assert whole_plan(Diagnosis(findings=(SLOW,)), run) is None
 
 
@@ -138,3 +140,10 @@ def test_a_script_with_its_own_precision_is_not_sent_to_a_command_that_applies_n
     said = " ".join(shown(Diagnosis(findings=(OVERFLOW,)), recordings.recording([run], [])).split())
     assert "run --plan" not in said
     assert 'then put ampwise.apply_plan(model, "plan.toml") in the place of the script\'s own autocast' in said
+
+
+@pytest.mark.parametrize(("end", "is_told"), [(RunEnd.STOPPED, True), (RunEnd.FINISHED, False)])
+def test_a_healthy_run_that_was_stopped_is_healthy_that_far_only(end, is_told):
+    recording = recordings.recording([replace(recordings.run("fp16", "fp16", role=Role.WATCHED), end=end)], [])
+    assert ("Later steps were not looked at" in shown(Diagnosis(findings=()), recording)) is is_told
+    assert "Later steps" not in shown(Diagnosis(findings=(OVERFLOW,)), recording)
