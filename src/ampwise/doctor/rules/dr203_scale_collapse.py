@@ -32,7 +32,7 @@ class Steep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient * 1e38 * 1e4
+        return gradient * 1e12
 
 
 model = torch.nn.Linear(8, 1)
