@@ -16,7 +16,8 @@ NO_STEP_FOUND = (
 )
 _NOTHING_LEARNT = (
     "every step was skipped, for its gradients were not finite: the parameters are as they were. If the loss itself is "
-    "not finite, the fault is in the forward pass; compare with --precision fp32, or use bf16, whose range is fp32's"
+    "not finite, the fault is in the forward pass. `ampwise doctor`, with the same options and script, names its "
+    "place; bf16 has fp32's range"
 )
 
 

@@ -32,6 +32,7 @@ def test_a_loss_scale_brings_the_skipped_steps_with_it():
 def test_a_run_that_skipped_every_step_says_that_nothing_was_learnt():
     skipped = replace(SUMMARY, precision="fp16", final_scale=1.0, num_skipped=120)
     assert "every step was skipped" in summary_lines(skipped)[3]
+    assert "`ampwise doctor`" in summary_lines(skipped)[3]
     assert len(summary_lines(replace(skipped, num_skipped=119))) == 3
 
 
