@@ -64,6 +64,7 @@ PATH_FUNCTIONS = (
     _function("io", "open", Access.OPEN, 0, "file"),
     _function("os", "replace", Access.MOVE, 0, "src", "dst"),
     _function("os", "rename", Access.MOVE, 0, "src", "dst"),
+    _function("os", "chmod", Access.READ, 0, "path"),
     _function("os", "remove", Access.READ, 0, "path"),
     _function("os", "unlink", Access.READ, 0, "path"),
     _function("os.path", "exists", Access.READ, 0, "path"),

@@ -70,8 +70,9 @@ class Sandbox:
                 changed = self.for_writing(first) if writes else self.for_reading(first)
             case Access.MOVE:
                 changed = self.for_reading(first)
-                if changed is not first:
-                    target = _get(args, kwargs, function.position + 1, function.keywords[1])
+                target = _get(args, kwargs, function.position + 1, function.keywords[1])
+                # fsspec, and so Lightning, writes a checkpoint elsewhere and moves it to its place
+                if changed is not first or _is_checkpoint(target):
                     args, kwargs = _put(
                         args, kwargs, function.position + 1, function.keywords[1], self.for_writing(target)
                     )

@@ -130,6 +130,15 @@ def test_a_copy_of_a_checkpoint_is_one(scratch, home):
     assert os.listdir(home) == []
 
 
+def test_a_checkpoint_written_to_a_temporary_file_and_moved_into_place(scratch, home, tmp_path):
+    put(home / "last.ckpt", b"the user's")
+    put(tmp_path / "temporary", b"the run's")
+    shutil.move(str(tmp_path / "temporary"), str(home / "last.ckpt"))  # as fsspec commits, and so Lightning saves
+    os.chmod(home / "last.ckpt", 0o600)
+    assert get(home / "last.ckpt") == b"the user's"
+    assert get(scratch / "last.ckpt") == b"the run's"
+
+
 def test_files_of_the_users_are_moved_and_copied_as_ever(scratch, home):
     (home / "a.txt").write_text("a")
     shutil.copy("a.txt", "b.txt")
