@@ -133,5 +133,7 @@ def test_a_function_is_estimated_in_a_process_of_its_own():
         ampwise.estimate_memory(lambda: os._exit(4), device="a100-40gb")
     with pytest.raises(ampwise.UsageError, match="GPU known here"):
         ampwise.estimate_memory(step, device="a101-40gb")
+    with pytest.raises(ampwise.UsageError, match="give a function"):
+        ampwise.estimate_memory(3, device="a100-40gb")
     with pytest.raises(ampwise.UsageError, match="precision"):
         ampwise.estimate_memory(step, device="t4", precision="bf61")

@@ -34,10 +34,12 @@ def estimate_memory(
         num_calls: How often it is called; the optimizer's state is made in the first call.
 
     Raises:
-        UsageError: no such GPU or precision.
+        UsageError: no such GPU or precision, or ``step_fn`` cannot be called.
         CannotRunError: the function raised (the text is its own), CUDA is in use in this process, or this system
             cannot fork.
     """
+    if not callable(step_fn):
+        raise UsageError(f"estimate_memory was given a {type(step_fn).__name__}; give a function that makes one step")
     if precision not in _DTYPES:
         raise UsageError(not_one_of(precision, _DTYPES, kind="precision"))
     gpu = gpu_spec(device)

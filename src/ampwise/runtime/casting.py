@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ampwise._base.errors import CannotRunError
+from ampwise._base.errors import CannotRunError, UsageError
 from ampwise.compat.tf32 import tf32_enabled
 from ampwise.interpose.cast_lists import has_cuda_lists, share_cuda_lists
 from ampwise.interpose.replicate import REPLICATE
@@ -49,10 +49,13 @@ def apply_plan(model: nn.Module, plan: Plan | str, *, optimizers: Optimizer | Se
         What takes the plan back. It may be called more than once, and leaves what others put over it meanwhile.
 
     Raises:
+        UsageError: ``model`` is no module.
         PlanError: there is no such plan, it has mistakes, or two paths of a shared module are under different rules.
         CannotRunError: the model has a plan already, or torch cannot do what the plan asks for at some place.
             The model is left as it was.
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"apply_plan was given a {type(model).__name__}; give the model, a torch.nn.Module")
     plan = plan if isinstance(plan, Plan) else find_plan(plan)
     model = unwrapped(model)
     _check_free(model)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.checkpoint import checkpoint
 
-from ampwise._base.errors import CannotRunError, PlanError
+from ampwise._base.errors import CannotRunError, PlanError, UsageError
 from ampwise.plan.plan import Lists, Plan, Rule, Updates
 from ampwise.plan.presets import presets
 from ampwise.runtime.casting import apply_plan, plan_in_effect
@@ -538,3 +538,8 @@ def test_a_rule_on_what_attention_reads_itself_warns():
 def test_a_plan_of_another_torch_warns():
     with pytest.warns(UserWarning, match=r'plan: torch = "2.1": the installed torch is'):
         apply_plan(net(), plan(torch="2.1"))()
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(UsageError, match="give the model"):
+        apply_plan("model.pt", "bf16")

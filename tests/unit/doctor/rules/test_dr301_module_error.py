@@ -62,3 +62,8 @@ def test_the_worst_is_told():
         "of 2 outputs of modules compared with fp32 on one batch, the worst is 3.12% off, of net.b"
     ]
     assert list(RULE.reassure(of(run("bf16", losses=GOOD)))) == []
+
+
+def test_nothing_is_told_where_both_were_computed_alike_or_one_was_infinite():
+    assert list(RULE.reassure(of(compared(error("net.a", 0.0), error("net.b", 0.0))))) == []
+    assert list(RULE.reassure(of(compared(error("net.a", 0.004), error("net.b", float("inf")))))) == []
