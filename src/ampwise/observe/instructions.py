@@ -5,10 +5,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import ampwise
 from ampwise.interpose import cast_kernels
 
-_OURS: Final = str(Path(ampwise.__file__).parent)
+_OURS: Final = str(Path(cast_kernels.__file__).parents[1])
 _KERNELS: Final = cast_kernels.__file__
 _WRAPPERS: Final = ("torch/_dynamo/eval_frame.py", "torch/_compile.py")
 """Where torch wraps a dispatch mode to keep it from being compiled."""
