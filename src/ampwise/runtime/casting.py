@@ -54,7 +54,7 @@ def apply_plan(model: nn.Module, plan: Plan | str, *, optimizers: Optimizer | Se
         CannotRunError: the model has a plan already, or torch cannot do what the plan asks for at some place.
             The model is left as it was.
     """
-    if not isinstance(model, nn.Module):
+    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance] # of a caller without types
         raise UsageError(f"apply_plan was given a {type(model).__name__}; give the model, a torch.nn.Module")
     plan = plan if isinstance(plan, Plan) else find_plan(plan)
     model = unwrapped(model)
