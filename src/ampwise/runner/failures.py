@@ -17,6 +17,7 @@ _NO_CUDA = (
     "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False",
     "PyTorch is not linked with support for cuda devices",
     "Cannot access accelerator device when none is available",
+    "with arguments from the 'CUDA' backend",
 )
 _PASSED_ON = ("proceed(", "_call(", "_chain(", "exec(", "compile(")
 """How ampwise's lines read that call the script's or torch's functions."""
