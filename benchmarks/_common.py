@@ -11,8 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ampwise.runner.malloc import ENVIRONMENT
+
+if TYPE_CHECKING:
+    import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "bench"
@@ -46,6 +50,51 @@ class Row:
     ratio_max: float
     runs: int
     goal: str
+
+
+def race_windows(
+    case: str,
+    loops: "dict[str, Callable[[Any], torch.Tensor]]",
+    draw: Callable[[], Any],
+    *,
+    rounds: int,
+    clock: Callable[[], float],
+    goal: str,
+) -> Row:
+    """TrainStep's loop beside torch.amp's on the same windows, in turn; their losses must be equal, bit for bit.
+
+    Args:
+        case: The row's name.
+        loops: ``torch.amp`` and ``TrainStep``: each trains one window and gives its last loss.
+        draw: Gives the next window's batches.
+        rounds: Windows that are timed; two before them are not.
+        clock: Gives seconds.
+        goal: What was asked for.
+    """
+    times: dict[str, list[float]] = {side: [] for side in loops}
+    for number in range(rounds + 2):
+        window, losses = draw(), {}
+        order = list(loops.items())
+        for side, train in order if number % 2 else reversed(order):
+            start = clock()
+            losses[side] = train(window)
+            if number >= 2:
+                times[side].append((clock() - start) * 1e3)
+        if not losses["torch.amp"].equal(losses["TrainStep"]):
+            sys.exit(f"{case}: the losses differ in window {number}: {losses}")
+    ratios = [base / one for base, one in zip(times["torch.amp"], times["TrainStep"], strict=True)]
+    return Row(
+        case=case,
+        side="TrainStep bf16",
+        baseline="torch.amp bf16",
+        ms=statistics.median(times["TrainStep"]),
+        baseline_ms=statistics.median(times["torch.amp"]),
+        ratio=statistics.median(ratios),
+        ratio_min=min(ratios),
+        ratio_max=max(ratios),
+        runs=len(ratios),
+        goal=goal,
+    )
 
 
 def measure(sides: list[Side], *, runs: int) -> dict[str, list[dict[str, float]]]:

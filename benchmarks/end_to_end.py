@@ -7,12 +7,11 @@ the same fused optimizer. Their losses are compared bit for bit. The order alter
 import contextlib
 import io
 import runpy
-import statistics
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from _common import ROOT, Row, publish, race_arguments
+from _common import ROOT, Row, publish, race_arguments, race_windows
 
 CASES = {
     "char_gpt, batch 1 x 64": ("char_gpt", ["--steps", "0", "--batch", "1", "--context", "64"], 1),
@@ -92,34 +91,16 @@ def train_step(made: dict[str, Any], window: int) -> Train:
 
 
 def race(case: str, *, rounds: int, clock: Callable[[], float]) -> Row:
-    import torch
-
     name, options, window = CASES[case]
     mine, theirs = example(name, options), example(name, options)
     theirs["model"].load_state_dict(mine["model"].state_dict())
     loops = {"torch.amp": by_hand(theirs, window), "TrainStep": train_step(mine, window)}
-    times: dict[str, list[float]] = {side: [] for side in loops}
-    for number in range(rounds + 2):
-        data, losses = batches(mine, window), {}
-        order = list(loops.items())
-        for side, train in order if number % 2 else reversed(order):
-            start = clock()
-            losses[side] = train(data)
-            if number >= 2:
-                times[side].append((clock() - start) * 1e3)
-        if not torch.equal(losses["torch.amp"], losses["TrainStep"]):
-            sys.exit(f"{case}: the losses differ in window {number}: {losses}")
-    ratios = [base / one for base, one in zip(times["torch.amp"], times["TrainStep"], strict=True)]
-    return Row(
-        case=case,
-        side="TrainStep bf16",
-        baseline="torch.amp bf16",
-        ms=statistics.median(times["TrainStep"]),
-        baseline_ms=statistics.median(times["torch.amp"]),
-        ratio=statistics.median(ratios),
-        ratio_min=min(ratios),
-        ratio_max=max(ratios),
-        runs=len(ratios),
+    return race_windows(
+        case,
+        loops,
+        lambda: batches(mine, window),
+        rounds=rounds,
+        clock=clock,
         goal=">= 0.99; small batches >= 1.05 (geometric mean)",
     )
 

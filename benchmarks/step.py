@@ -4,13 +4,10 @@ Both loops are in one process, so they share the allocator's setting, which is a
 the same fused AdamW. Their losses are compared bit for bit. The order alternates; each time is that of a whole window.
 """
 
-import statistics
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from _common import Row, publish, race_arguments
+from _common import Row, publish, race_arguments, race_windows
 
 CASES = {
     "mlp 3 x 1024, batch 16 x 8": {"width": 1024, "batch": 16, "window": 8},
@@ -22,13 +19,6 @@ CASES = {
 MAX_NORM = 1.0
 
 
-@dataclass(kw_only=True)
-class Loop:
-    """One side: trains on a window of batches and gives the last loss."""
-
-    train: Callable[[list[Any]], Any]
-
-
 def model(width: int) -> Any:
     import torch
 
@@ -36,7 +26,7 @@ def model(width: int) -> Any:
     return torch.nn.Sequential(*[one for _ in range(3) for one in (torch.nn.Linear(width, width), torch.nn.ReLU())])
 
 
-def by_hand(width: int, window: int) -> Loop:
+def by_hand(width: int, window: int) -> Callable[[Any], Any]:
     """The loop of torch's documentation, in bf16."""
     import torch
 
@@ -53,10 +43,10 @@ def by_hand(width: int, window: int) -> Loop:
         optimizer.zero_grad()
         return loss.detach()
 
-    return Loop(train=train)
+    return train
 
 
-def train_step(width: int, window: int) -> Loop:
+def train_step(width: int, window: int) -> Callable[[Any], Any]:
     """The same loop with TrainStep."""
     import torch
 
@@ -73,37 +63,20 @@ def train_step(width: int, window: int) -> Loop:
             step(loss)
         return loss.detach()
 
-    return Loop(train=train)
+    return train
 
 
 def race(case: str, *, width: int, batch: int, window: int, rounds: int, clock: Callable[[], float]) -> Row:
     import torch
 
     loops = {"torch.amp": by_hand(width, window), "TrainStep": train_step(width, window)}
-    times: dict[str, list[float]] = {name: [] for name in loops}
     torch.manual_seed(1)
-    for number in range(rounds + 2):
-        batches = [(torch.randn(batch, width), torch.randn(batch, width)) for _ in range(window)]
-        losses = {}
-        order = list(loops.items())
-        for name, loop in order if number % 2 else reversed(order):
-            start = clock()
-            losses[name] = loop.train(batches)
-            if number >= 2:
-                times[name].append((clock() - start) * 1e3)
-        if not torch.equal(losses["torch.amp"], losses["TrainStep"]):
-            sys.exit(f"{case}: the losses differ in window {number}: {losses}")
-    ratios = [theirs / mine for theirs, mine in zip(times["torch.amp"], times["TrainStep"], strict=True)]
-    return Row(
-        case=case,
-        side="TrainStep bf16",
-        baseline="torch.amp bf16",
-        ms=statistics.median(times["TrainStep"]),
-        baseline_ms=statistics.median(times["torch.amp"]),
-        ratio=statistics.median(ratios),
-        ratio_min=min(ratios),
-        ratio_max=max(ratios),
-        runs=len(ratios),
+    return race_windows(
+        case,
+        loops,
+        lambda: [(torch.randn(batch, width), torch.randn(batch, width)) for _ in range(window)],
+        rounds=rounds,
+        clock=clock,
         goal=">= 0.99; small batches >= 1.05 (geometric mean)" if window == 1 else ">= 1.05 (geometric mean)",
     )
 

@@ -3,13 +3,9 @@
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
 from ampwise.doctor.origins import origins
-from ampwise.doctor.reruns import first_bad_loss, longest_skips
-from ampwise.records.run import StepRecord
+from ampwise.records.run import NUM_SKIPS, StepRecord
 from ampwise.records.scaling import History, history_of
 from ampwise.records.scaling_signs import Sign, SignKind, signs
-
-NUM_SKIPS = 4
-"""Skipped steps in a row that are worth a word: fewer are how a dynamic scale starts."""
 
 
 def histories(case: Case) -> tuple[History, ...]:
@@ -30,13 +26,13 @@ def scaled_steps(case: Case) -> tuple[StepRecord, ...]:
 
 def skips_often(case: Case) -> bool:
     """Whether steps were skipped in a row for longer than a scale takes to settle."""
-    return bool(scaled_steps(case)) and longest_skips(case.run) >= NUM_SKIPS
+    return bool(scaled_steps(case)) and case.run.longest_skips >= NUM_SKIPS
 
 
 def forward_is_lost(case: Case) -> bool:
     """Whether the loss itself was not finite, so that no scale of it can be at fault."""
     shown = {Cause.OVERFLOW, Cause.MASK, Cause.INVALID, Cause.EMPTY_ROW, Cause.WIDE, Cause.UNCLEAR}
-    return first_bad_loss(case.run) is not None or any(
+    return case.run.first_bad_loss is not None or any(
         cause_of(one) in shown and one.vanished is None for one in origins(case)
     )
 
@@ -47,5 +43,5 @@ def course(case: Case) -> str:
     skipped = [step.index for step in steps if step.skipped]
     return (
         f"the scale went from {steps[0].scale:g} to {steps[-1].scale:g} in {len(steps)} steps, of which "
-        f"{len(skipped)} were skipped, {longest_skips(case.run)} in a row"
+        f"{len(skipped)} were skipped, {case.run.longest_skips} in a row"
     )

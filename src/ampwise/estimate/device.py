@@ -32,6 +32,7 @@ from ampwise.estimate.spot import Spot
 from ampwise.estimate.temporaries import MATRIX_PRODUCTS, TEMPORARIES
 from ampwise.estimate.values import computed
 from ampwise.interpose.imaginary_tensor import is_gpu
+from ampwise.observe.dtypes import tensors_in
 
 aten = torch.ops.aten
 _MAY_MIX: Final = frozenset(
@@ -99,7 +100,7 @@ class ImaginaryDevice:
             self._is_casting = False
 
     def _around(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensors = tensors_in(args, kwargs)
+        tensors = list(tensors_in(*args, *kwargs.values()))
         places = [place_of(one) for one in tensors]
         if Place.GPU in places or (kwargs and self._is_for_gpu(kwargs.get("device"))):
             return self._on_gpu(func, args, kwargs, tensors)
@@ -133,7 +134,7 @@ class ImaginaryDevice:
         if func in MATRIX_PRODUCTS:
             self._take_workspace(func)
         result = _placed(self._run(func, args, kwargs))
-        outputs = [one for one in tensors_in((result,), {}) if is_imaginary(one)]
+        outputs = [one for one in tensors_in(result) if is_imaginary(one)]
         for one in outputs:
             if one.layout is not torch.strided:
                 raise NotImplementedError(
@@ -188,17 +189,6 @@ class ImaginaryDevice:
             and first.dtype == second.dtype
             and num_storage_owners(first) <= _OWN_REFERENCES
         )
-
-
-def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors among an operator's arguments; its schema nests them in a list at most."""
-    found: list[Tensor] = []
-    for one in (*args, *kwargs.values()):
-        if isinstance(one, Tensor):
-            found.append(one)
-        elif isinstance(one, (list, tuple)):
-            found += [inner for inner in one if isinstance(inner, Tensor)]
-    return found
 
 
 def _placed(made: Any) -> Any:

@@ -1,7 +1,6 @@
 """Which runs of a script an examination takes: one that is watched, and those its record asks for."""
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -9,15 +8,13 @@ from ampwise.plan.file import parse_plan
 from ampwise.plan.plan import Plan, Rule
 from ampwise.plan.writing import to_toml
 from ampwise.records.crash_kind import CrashKind, crash_kind, may_be_numeric
-from ampwise.records.run import Role, RunRecord, StepRecord
+from ampwise.records.run import Role, RunRecord
 from ampwise.runner.instruments import ROWS
 from ampwise.runner.spec import Amp, LaunchSpec
 
 _TRACER: Final = ("nonfinite",)
 _ACCOUNTS: Final = ("process",)
 """What a step costs in CPU time: the figure to compare with, for others may share the machine."""
-_SKIPS_IN_A_ROW: Final = 4
-"""A dynamic loss scale comes down by a few skipped steps at the start; more in a row are worth a look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,22 +89,12 @@ def is_faulty(record: RunRecord) -> bool:
     """Whether the run crashed, its loss was not finite, or it skipped several steps in a row."""
     seen = record.nonfinite
     has_seen = seen is not None and bool(seen.origins or seen.loss_steps or seen.weight_steps)
-    return not record.has_finished or has_seen or has_bad_loss(record) or longest_skips(record.steps) >= _SKIPS_IN_A_ROW
+    return not record.has_finished or has_seen or record.has_lost_numbers
 
 
 def still_fails(rescued: RunRecord, first: RunRecord) -> bool:
-    """Whether a rescued run shows what the first one showed: a crash, a loss that is not finite, else skipped steps.
-
-    Skips beside a finite loss are the scale coming down, where the loss itself had been lost before.
-    """
-    if not rescued.has_finished or has_bad_loss(rescued):
-        return True
-    return not has_bad_loss(first) and longest_skips(rescued.steps) >= _SKIPS_IN_A_ROW
-
-
-def has_bad_loss(record: RunRecord) -> bool:
-    """Whether a loss was not finite."""
-    return any(step.loss is not None and not math.isfinite(step.loss) for step in record.steps)
+    """Whether a rescued run shows what the first one showed: a crash, a loss that is not finite, else skipped steps."""
+    return not rescued.has_finished or rescued.shows_loss_of(first)
 
 
 def has_not_started(record: RunRecord) -> bool:
@@ -116,18 +103,9 @@ def has_not_started(record: RunRecord) -> bool:
     return failure is not None and crash_kind(failure) is CrashKind.NOT_STARTED
 
 
-def longest_skips(steps: Iterable[StepRecord]) -> int:
-    """The most steps in a row that were left out."""
-    longest = current = 0
-    for step in steps:
-        current = current + 1 if step.skipped else 0
-        longest = max(longest, current)
-    return longest
-
-
 def _last_step(record: RunRecord, spec: LaunchSpec) -> int | None:
     """Tracing is slow, so it ends a step after the first fault; a crash or an early end is gone to the end of."""
-    bad = [step.index for step in record.steps if step.loss is not None and not math.isfinite(step.loss)]
-    if not bad or not record.has_finished:
+    bad = record.first_bad_loss
+    if bad is None or not record.has_finished:
         return spec.stop_after
-    return min(bad[0] + 2, spec.stop_after or bad[0] + 2)
+    return min(bad + 2, spec.stop_after or bad + 2)

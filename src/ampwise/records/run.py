@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import groupby
 from typing import ClassVar, Final
 
 from ampwise.records.against_fp32 import AgainstFp32Record
@@ -96,6 +97,10 @@ class Failure:
     """``file:line`` of the deepest frame in the user's own code."""
 
 
+NUM_SKIPS: Final = 4
+"""A dynamic loss scale comes down by a few skipped steps at the start; so many in a row are worth a look."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """One process's training run."""
@@ -150,6 +155,29 @@ class RunRecord:
     def num_skipped(self) -> int:
         """How many steps were left out because their gradients were not finite."""
         return sum(step.skipped for step in self.steps)
+
+    @property
+    def first_bad_loss(self) -> int | None:
+        """The first step whose loss is not finite."""
+        return next((one.index for one in self.steps if one.loss is not None and not math.isfinite(one.loss)), None)
+
+    @property
+    def longest_skips(self) -> int:
+        """The most steps in a row that were left out."""
+        runs = ((skipped, len(list(group))) for skipped, group in groupby(one.skipped for one in self.steps))
+        return max((length for skipped, length in runs if skipped), default=0)
+
+    @property
+    def has_lost_numbers(self) -> bool:
+        """Whether a loss was not finite, or more steps in a row were left out than a scale that settles takes."""
+        return self.first_bad_loss is not None or self.longest_skips >= NUM_SKIPS
+
+    def shows_loss_of(self, first: "RunRecord") -> bool:
+        """Whether this rerun lost its numbers as ``first`` did.
+
+        Where the first lost its loss, skips beside a finite one are the scale coming down.
+        """
+        return self.first_bad_loss is not None or (first.first_bad_loss is None and self.longest_skips >= NUM_SKIPS)
 
     @property
     def final_scale(self) -> float | None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 import recordings
-from ampwise.examine.passes import follow_ups, is_faulty, longest_skips, rescue, still_fails, suspects, watched
+from ampwise.examine.passes import follow_ups, is_faulty, rescue, still_fails, suspects, watched
 from ampwise.plan.file import parse_plan
 from ampwise.plan.plan import Plan, Rule
 from ampwise.plan.writing import to_toml
@@ -80,7 +80,7 @@ def test_what_counts_as_a_fault(record):
 
 def test_a_few_skips_at_the_start_are_the_scale_coming_down():
     started = recordings.steps([1.0] * 20, 5.0, 0, skipped=frozenset({0, 1, 2}), scale=65536.0)
-    assert longest_skips(started) == 3
+    assert replace(FP16, steps=started).longest_skips == 3
     assert not is_faulty(replace(FP16, steps=started))
 
 

@@ -8,7 +8,6 @@ from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
 from ampwise.doctor.origins import findings, format_of, origins, place_words
-from ampwise.doctor.reruns import has_fault
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Example, Finding, RuleInfo, Severity
 from ampwise.records.nonfinite import FoundBy, NonFiniteKind, Origin
@@ -62,7 +61,7 @@ def check(case: Case) -> Iterator[Finding]:
     seen = origins(case)
     found = [one for one in seen if cause_of(one) is Cause.BACKWARD and not _is_explained(case, one, seen)]
     if case.run.final_scale is not None:
-        found = [one for one in found if has_fault(case.run) and not _is_of_scale(one)]
+        found = [one for one in found if case.run.has_lost_numbers and not _is_of_scale(one)]
     yield from findings(case, INFO, [(one, _message(one), _remedy(one)) for one in found])
 
 

@@ -6,7 +6,7 @@ from typing import Final
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
 from ampwise.doctor.origins import format_of, origins, place_words, seen_in
-from ampwise.doctor.reruns import fails_in_fp32, first_bad_loss, fp32_origin, fp32_run, has_fault
+from ampwise.doctor.reruns import fails_in_fp32, fp32_origin, fp32_run
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
 from ampwise.records.nonfinite import Origin
@@ -56,7 +56,7 @@ def check(case: Case) -> Iterator[Finding]:
     origin = fp32_origin(case) or _first_wide(case)
     if origin is None:
         yield from _unseen(case)
-    elif cause_of(origin) in _HERE and (fails_in_fp32(case) or fp32_run(case) is None) and has_fault(case.run):
+    elif cause_of(origin) in _HERE and (fails_in_fp32(case) or fp32_run(case) is None) and case.run.has_lost_numbers:
         yield _finding(case, origin)
 
 
@@ -67,7 +67,7 @@ def _first_wide(case: Case) -> Origin | None:
 
 def _finding(case: Case, origin: Origin) -> Finding:
     own, wide = fp32_run(case), format_of(origin) or "its format"
-    bad = first_bad_loss(own) if own is not None else None
+    bad = own.first_bad_loss if own is not None else None
     shown = [seen_in(origin), *([f"the loss in fp32 is not finite from step {bad} on"] if bad is not None else [])]
     told = "fp32's run shows the same" if own is not None else f"{wide} reaches as far as fp32"
     return Finding(
@@ -85,16 +85,16 @@ def _finding(case: Case, origin: Origin) -> Finding:
 def _unseen(case: Case) -> Iterator[Finding]:
     """fp32's loss is lost, but no operator of its run was seen to lose it."""
     run = fp32_run(case)
-    bad = first_bad_loss(run) if run is not None else None
+    bad = run.first_bad_loss if run is not None else None
     has_other = case.run.nonfinite is not None and (case.run.nonfinite.inputs or origins(case))
-    if run is None or bad is None or has_other or first_bad_loss(case.run) is None:
+    if run is None or bad is None or has_other or case.run.first_bad_loss is None:
         return
     yield Finding(
         rule=INFO.id,
         severity=INFO.severity,
         confidence=Confidence.LIKELY,
         message="The loss is not finite in fp32 either: precision cannot fix it.",
-        evidence=f"in fp32 from step {bad} on, in {case.run.precision} from step {first_bad_loss(case.run)} on",
+        evidence=f"in fp32 from step {bad} on, in {case.run.precision} from step {case.run.first_bad_loss} on",
         remedy=_GENERAL,
     )
 

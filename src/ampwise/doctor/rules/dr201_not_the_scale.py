@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ampwise.doctor.case import Case
 from ampwise.doctor.origins import origins, place_words
-from ampwise.doctor.reruns import first_bad_loss, what_removed_it
+from ampwise.doctor.reruns import what_removed_it
 from ampwise.doctor.rule import Rule
 from ampwise.doctor.scales import course, forward_is_lost, skips_often
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
@@ -48,7 +48,7 @@ def check(case: Case) -> Iterator[Finding]:
         return
     first = next((one for one in origins(case) if one.site.op), None)
     unscaled = case.rerun(Role.UNSCALED)
-    bad = first_bad_loss(unscaled) if unscaled is not None else None
+    bad = unscaled.first_bad_loss if unscaled is not None else None
     shown = [course(case), *what_removed_it(case)]
     if bad is not None:
         shown.append(f"without a scale the loss is not finite from step {bad} on")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ampwise.doctor.case import Case
-from ampwise.doctor.reruns import fp32_run, has_fault, what_removed_it
+from ampwise.doctor.reruns import fp32_run, what_removed_it
 from ampwise.doctor.rule import Rule
 from ampwise.doctor.scales import course, forward_is_lost, scaled_steps, signs_of
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
@@ -66,7 +66,7 @@ def check(case: Case) -> Iterator[Finding]:
     yield Finding(
         rule=INFO.id,
         severity=INFO.severity,
-        confidence=Confidence.LIKELY if fp32 is None or has_fault(fp32) else Confidence.CERTAIN,
+        confidence=Confidence.LIKELY if fp32 is None or fp32.has_lost_numbers else Confidence.CERTAIN,
         message=what,
         evidence="; ".join([course(case), *what_removed_it(case)]),
         remedy=INFO.remedy,
