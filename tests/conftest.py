@@ -1,5 +1,6 @@
 """What every test stands on: nothing of ampwise's is left behind, and slow tests run as a seeded sample."""
 
+import gc
 import os
 import random
 import threading
@@ -67,6 +68,15 @@ def made():
     import recordings
 
     return recordings
+
+
+@pytest.fixture
+def alone():
+    """Hides from ``gc.get_objects`` what other tests left alive, for tests that count all there is."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,8 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from ampwise.instruments.memory import PeakMemory
 from ampwise.observe.events import EventBus, StepOutcome
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 
 class Transformer(nn.Module):
     def __init__(self, width=32, num_words=50):

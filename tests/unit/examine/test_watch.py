@@ -8,7 +8,7 @@ from ampwise.examine.watch import ALL
 from ampwise.records.files import load_recording
 from ampwise.records.run import Role, RunEnd
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*profiler.*")
+pytestmark = [pytest.mark.filterwarnings("ignore:.*profiler.*"), pytest.mark.usefixtures("alone")]
 
 
 class Net(torch.nn.Module):

@@ -1,9 +1,12 @@
+import pytest
 import torch
 from torch import nn
 
 from ampwise.instruments.kept_graphs import KeptGraphs
 from ampwise.observe.events import EventBus
 from ampwise.observe.loop import LoopWatcher
+
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def loop(bus, *, log, num_steps=7, model=None):

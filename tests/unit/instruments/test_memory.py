@@ -9,6 +9,8 @@ from ampwise.instruments.memory import Ledger, PeakMemory
 from ampwise.interpose.internal import internal
 from ampwise.observe.events import EventBus, StepOutcome
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 
 @pytest.fixture
 def bus():

@@ -12,6 +12,8 @@ from ampwise.observe.loop import LoopWatcher
 from ampwise.records.memory import MemoryCategory
 from ampwise.records.site import Phase
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 BATCH, IN, HIDDEN, OUT = 16, 32, 64, 8
 
 
