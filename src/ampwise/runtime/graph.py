@@ -1,5 +1,6 @@
 """Records work for an accelerator once, and does it again without Python: CUDA graphs."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -7,6 +8,7 @@ import torch
 
 T = TypeVar("T")
 Replay = Callable[[], None]
+_LOG = logging.getLogger("ampwise")
 
 _ADVICE = (
     "While a step is captured nothing may wait for the device or read from the host: in the loss function no .item(), "
@@ -65,5 +67,8 @@ class CudaGraphs:
 
 
 def graphs_for(device: torch.device) -> Graphs | None:
-    """What records for ``device``; None where it has no graphs."""
-    return CudaGraphs(device) if device.type == "cuda" else None
+    """What records for ``device``; None where it has no graphs, which the log says."""
+    if device.type == "cuda":
+        return CudaGraphs(device)
+    _LOG.info("%s has no CUDA graphs: a captured step is taken as ever", device.type)
+    return None

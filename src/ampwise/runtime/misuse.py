@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -74,6 +74,10 @@ def check_losses(loss: Any) -> tuple[Tensor, ...]:
     return losses
 
 
+_LOST_PEER: Final = ("closed by peer", "reset by peer", "remote process exited", "communicator was aborted")
+"""What gloo and NCCL say where the other side of a connection is gone."""
+
+
 def backward(losses: Sequence[Tensor], *, each: bool = False) -> None:
     """``torch.autograd.backward``; where the script has done it already, torch's error says whose it is.
 
@@ -90,6 +94,11 @@ def backward(losses: Sequence[Tensor], *, each: bool = False) -> None:
     except RuntimeError as error:
         if "second time" in str(error):
             error.add_note("A TrainStep runs the backward pass itself: remove loss.backward() before step(loss).")
+        if any(words in str(error) for words in _LOST_PEER):
+            error.add_note(
+                "Another process of this training has ended or cannot be reached; this one is not at fault. Look for "
+                "the process that ended first: torchrun names it under `Root Cause`."
+            )
         raise
 
 

@@ -76,6 +76,16 @@ class OverflowWatch:
             return self._text(what, losses, bad)
         return None
 
+    def late_check(self, num_skips: int | None, *, losses: Sequence[Tensor]) -> None:
+        """Look at a step as ``late_fault`` does.
+
+        Raises:
+            HopelessOverflowError: there is a fault.
+        """
+        fault = self.late_fault(num_skips, losses=losses)
+        if fault is not None:
+            raise HopelessOverflowError(fault)
+
     def late_fault(self, num_skips: int | None, *, losses: Sequence[Tensor]) -> str | None:
         """What is wrong where a device that is never waited for told how many steps it had skipped in a row.
 

@@ -1,6 +1,5 @@
 """The training step: one loop for fp32, tf32, bf16 and fp16."""
 
-import logging
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -37,8 +36,9 @@ from ampwise.runtime.misuse import (
     refuse_fp16_parameters,
     warn_of_no_autocast,
 )
-from ampwise.runtime.overflow import HopelessOverflowError, OverflowWatch, floor_of
+from ampwise.runtime.overflow import OverflowWatch, floor_of
 from ampwise.runtime.planned import apply_to_all, scale_of_plan
+from ampwise.runtime.preemption import watch_preemption
 from ampwise.runtime.regime import Regime
 from ampwise.runtime.result import StepResult
 from ampwise.runtime.scaler import GradScaler
@@ -47,7 +47,6 @@ from ampwise.runtime.update import ClippedUpdate, choose_fused, clip_, ready_for
 
 Loss = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 AnyLossScale = LossScale | str | float
-_LOG = logging.getLogger("ampwise")
 
 
 class TrainStep:
@@ -81,10 +80,10 @@ class TrainStep:
         loss_scale: another than the precision's own: a loss scale, the name of one (``"headroom"``, ``"diffusion"``,
             ``"rl"``) or a fixed number; or a dict of those, a scale for each loss of a ``step({"name": loss, ...})``.
         capture: ready the optimizers for ``capture``: their learning rate and step counts are kept on the device.
+        on_preemption: after SIGTERM, called within the next step, when all of it is done; then the process ends with 0.
 
     Attributes:
-        fused: the optimizers for which torch's fused kernel was chosen, because they were made with neither ``fused``
-            nor ``foreach``; the log says so too.
+        fused: the optimizers given torch's fused kernel, being made with neither ``fused`` nor ``foreach`` (logged).
         undo_plan: takes the plan back off the models; None without one.
 
     Raises:
@@ -105,6 +104,7 @@ class TrainStep:
         plan: Plan | str | None = None,
         loss_scale: AnyLossScale | Mapping[str, AnyLossScale] | None = None,
         capture: bool = False,
+        on_preemption: Callable[[], object] | None = None,
     ) -> None:
         self.optimizers: tuple[Optimizer, ...] = as_tuple(optimizers)
         self.modules: tuple[Module, ...] = as_tuple(modules)
@@ -140,8 +140,6 @@ class TrainStep:
         self.fused = choose_fused(self.optimizers)
         self._casts = CastHold(self._params)
         self._graphs = graphs_for(device) if capture else None
-        if capture and self._graphs is None:
-            _LOG.info("%s has no CUDA graphs: a captured step is taken as ever", device.type)
         self._captures, self._is_recording, self._generation = capture, False, 0
         self._window_owner: object | None = None
         self._window: tuple[list[Tensor | None], Any] = [], None
@@ -152,6 +150,7 @@ class TrainStep:
         weakref.finalize(self, self._casts.drop)
         self._needs_closure = [type(one).__name__ for one in self.optimizers if needs_closure(one)]
         self._is_autocast_used = self.precision == "fp32"
+        self._leave_if_told = watch_preemption(self, on_preemption, device)
 
     @property
     def precision(self) -> str:
@@ -360,6 +359,7 @@ class TrainStep:
             BUS.publish(StepStarted(optimizer=optimizer))
             BUS.publish(outcome_of(optimizer, outcome))
         self._advance_schedulers(trace.stepping, outcomes)
+        self._leave_if_told()
         return result
 
     # ------------------------------------------------------------------ the sequence
@@ -457,6 +457,8 @@ class TrainStep:
             self._advance_schedulers(stepping, results)
         for one in self.optimizers:
             one.zero_grad()
+        if not self._is_recording:
+            self._leave_if_told()
         return result
 
     def _watch_overflows(self, result: StepResult, losses: Sequence[Tensor]) -> None:
@@ -464,9 +466,7 @@ class TrainStep:
         if not isinstance(found, Tensor):
             self._overflow_watch.check(skipped=bool(found), scale=result.scale_tensor, losses=losses)
         elif not self._is_recording:
-            fault = self._overflow_watch.late_fault(self._late_news.take(found), losses=losses)
-            if fault is not None:
-                raise HopelessOverflowError(fault)
+            self._overflow_watch.late_check(self._late_news.take(found), losses=losses)
 
     def _advance_schedulers(self, stepping: Sequence[Optimizer], results: Sequence[StepResult]) -> None:
         skipped = {id(one) for one, result in zip(stepping, results, strict=True) if self.schedulers and result.skipped}
