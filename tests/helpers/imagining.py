@@ -16,11 +16,12 @@ def gpu(capability=(8, 0), total_bytes=80 * 2**30):
 
 
 @contextmanager
-def imagining(capability=(8, 0), *, has_workspaces=False, is_watched=True):
+def imagining(capability=(8, 0), *, has_workspaces=False, is_watched=True, world_size=None):
     """An imaginary GPU. The watcher finds the steps, and holds the last scaled loss."""
     bus = EventBus()
     watcher = LoopWatcher(bus) if is_watched else nullcontext()
-    with imagined(gpu(capability), bus=bus, has_workspaces=has_workspaces) as imagination, watcher:
+    made = imagined(gpu(capability), bus=bus, has_workspaces=has_workspaces, world_size=world_size)
+    with made as imagination, watcher:
         yield imagination
 
 

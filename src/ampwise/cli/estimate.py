@@ -24,6 +24,7 @@ from ampwise.runner.script import Target
 
 if TYPE_CHECKING:
     from ampwise.estimate.order import GpuSpec
+    from ampwise.estimate.wanted import Wanted
 
 _ANY_GPU_BYTES: Final = 80 * 2**30
 """What a script is told where no GPU was named."""
@@ -65,7 +66,19 @@ class _Device:
 @click.option(
     "--zero", "zero_stage", type=click.IntRange(1, 3), default=3, show_default=True, help="What they share, by ZeRO."
 )
-@click.option("--precision", default="fp32", show_default=True, metavar="NAMES", help="One, or several with commas.")
+@click.option(
+    "--precision",
+    show_default="fp32",
+    metavar="NAMES",
+    help="One, or several with commas: fp32, tf32, bf16, fp16, auto, a preset or a plan.toml.",
+)
+@click.option("--plan", metavar="PLAN", help="A plan.toml, or a preset by name, in place of --precision.")
+@click.option(
+    "--world-size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes of a script with DDP or FSDP2; one is imagined.",
+)
 @click.option("--device", metavar="GPU", help="The GPU to fit: a100-40gb, t4, rtx-4090, ...")
 @click.option("--memory", metavar="SIZE", help="Or its memory: 24GB.")
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write one self-contained HTML file.")
@@ -88,12 +101,14 @@ def command(words: tuple[str, ...], **options: Any) -> int:
 
     \b
     ampwise estimate --device a100-40gb --precision fp32,bf16 train.py --batch 64
-    ampwise estimate --device t4 --find-batch --batch train.py
+    ampwise estimate --device t4 --plan plan.toml --find-batch --batch train.py
+    ampwise estimate --device h100-80gb --world-size 8 train_fsdp.py
     ampwise estimate --params 7e9 --optimizer adam --device a100-80gb
     ampwise estimate --params 130M --activations 2GiB --precision fp32,bf16
 
     A script trains for two steps on a GPU that is not there: no data, nothing
-    of its files touched. --params and the options below it are the rule of thumb.
+    of its files touched. --params and the options below it, down to --zero, are
+    the rule of thumb.
 
     Exit status: 0 it fits, or no GPU was named; 1 it fits in none of the
     precisions; 2 wrong usage.
@@ -103,7 +118,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     if bool(words) == (options["params"] is not None):
         raise UsageError("give either a script or the model's size: ampwise estimate train.py, or --params 7e9")
     device = _device(options["device"], options["memory"])
-    names = _names(options["precision"])
+    names = _names(options["precision"], options["plan"])
     if options["report"] is not None:
         check_writable(options["report"])
     if words:
@@ -114,6 +129,12 @@ def command(words: tuple[str, ...], **options: Any) -> int:
         estimates = _of_script(target, device, names, options)
     else:
         sizes = _sizes(options)
+        if options["plan"] is not None:
+            raise UsageError(
+                "a plan is of a script's modules; with --params name a --precision: fp32, tf32, bf16, fp16"
+            )
+        if options["world_size"] is not None:
+            raise UsageError("--world-size is of a script's processes; with --params write --shards and --zero")
         estimates = [estimate_by_thumb(sizes, precision=name, capacity_bytes=device.capacity_bytes) for name in names]
     _print(estimates, device=device.name, as_json=options["as_json"])
     if options["report"] is not None:
@@ -121,7 +142,14 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     return int(all(one.fits is False for one in estimates))
 
 
-def _names(text: str) -> list[str]:
+def _names(text: str | None, plan: str | None) -> list[str]:
+    """The precisions and plans asked for, as they were written."""
+    if plan is not None:
+        if text is not None:
+            raise UsageError("--plan says the precision already, as its default; leave --precision out")
+        return [plan]
+    if text is None:
+        return ["fp32"]
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise UsageError("--precision names nothing; give one, or several with commas: fp32,bf16")
@@ -155,6 +183,8 @@ def _device(name: str | None, memory: str | None) -> _Device:
 
 def _of_script(target: Target, device: _Device, names: list[str], options: Mapping[str, Any]) -> list[Estimate]:
     from ampwise.estimate.order import GpuSpec
+    from ampwise.estimate.wanted import by_plan, wanted
+    from ampwise.plan.find import find_plan
 
     gpu = GpuSpec(
         name=device.name or "imaginary GPU",
@@ -162,13 +192,17 @@ def _of_script(target: Target, device: _Device, names: list[str], options: Mappi
         total_bytes=device.total_bytes or _ANY_GPU_BYTES,
         context_bytes=CONTEXT_BYTES,
     )
+    is_plan = options["plan"] is not None
+    asked = [by_plan(name, find_plan(name)) if is_plan else wanted(name, gpu=gpu) for name in names]
+    names = [one.name for one in asked]
     with signals_unwind(), progress_bar() as show:
         if options["find_batch"] is not None:
-            return _largest_batches(target, gpu, device, names, options, show)
+            return _largest_batches(target, gpu, device, asked, options, show)
         made = estimate_script(
             target,
             gpu,
-            precisions=names,
+            wanted=asked,
+            world_size=options["world_size"],
             time_limit_s=options["time_limit"],
             on_start=lambda name: show(f"imagining {name}", names.index(name), len(names)),
         )
@@ -176,7 +210,7 @@ def _of_script(target: Target, device: _Device, names: list[str], options: Mappi
 
 
 def _largest_batches(
-    target: Target, gpu: "GpuSpec", device: _Device, names: list[str], options: Mapping[str, Any], show: Show
+    target: Target, gpu: "GpuSpec", device: _Device, asked: "list[Wanted]", options: Mapping[str, Any], show: Show
 ) -> list[Estimate]:
     from ampwise.estimate.search import largest_batch, value_of_option, with_option
 
@@ -185,16 +219,16 @@ def _largest_batches(
         raise UsageError("--find-batch needs the GPU to fit: --device or --memory")
     start = value_of_option(target.argv, option) or 8
     made: list[Estimate] = []
-    with predicting(gpu, time_limit_s=options["time_limit"]) as predict:
-        for index, name in enumerate(names):
+    with predicting(gpu, world_size=options["world_size"], time_limit_s=options["time_limit"]) as predict:
+        for index, one in enumerate(asked):
 
-            def try_batch(batch: int, *, index: int = index, name: str = name) -> Estimate:
-                show(f"imagining {name} with {option} {batch}", index, len(names))
-                return predict(with_option(target, option, batch), name)
+            def try_batch(batch: int, *, index: int = index, one: "Wanted" = one) -> Estimate:
+                show(f"imagining {one.name} with {option} {batch}", index, len(asked))
+                return predict(with_option(target, option, batch), one)
 
             found = largest_batch(try_batch, start=start)
             if found is None:
-                raise CannotRunError(f"not even {option} 1 fits in {name}; see what it takes without --find-batch")
+                raise CannotRunError(f"not even {option} 1 fits in {one.name}; see what it takes without --find-batch")
             made.append(found)
     return made
 

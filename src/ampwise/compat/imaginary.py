@@ -5,7 +5,8 @@ CUDA's, so that autograd, autocast and every override registered for CUDA meet i
 
 Private names: ``Tensor._make_subclass(device_for_backend_keys=)``, ``torch._C._dispatch_keys``,
 ``_PreserveDispatchKeyGuard``, ``_set_meta_in_tls_dispatch_include``, ``DispatchKey``, ``TensorBase``,
-``Tensor._is_view``, ``_get_current_function_mode_stack``, ``torch.utils._device.DeviceContext``.
+``Tensor._is_view``, ``DTensor._local_tensor``, ``_get_current_function_mode_stack``,
+``torch.utils._device.DeviceContext``, ``torch.utils._python_dispatch._disable_current_modes``.
 FakeTensor uses the same; where one is missing the estimate's canary says so.
 """
 
@@ -21,11 +22,13 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _disable_current_modes
 
 GPU = torch.device("cuda", 0)
 """The device that is not there."""
 META = torch.device("meta")
 _REAL_DEVICE: Final = torch._C.TensorBase.device.__get__
+_PLAIN: Final = frozenset({Tensor, torch.nn.Parameter})
 _FRAMES_OF_A_MODE: Final = 8
 """Frames between a mode's handler and what called the operator, at most."""
 
@@ -46,13 +49,19 @@ def imagine(meta: Tensor, *, on: torch.device = GPU) -> Tensor:
     return torch.Tensor._make_subclass(torch.Tensor, meta, False, device_for_backend_keys=on)
 
 
+def local_of(tensor: Tensor) -> Tensor:
+    """What this process holds of ``tensor``: its shard, where it is spread over several (``DTensor``)."""
+    return tensor if type(tensor) in _PLAIN else getattr(tensor, "_local_tensor", tensor)
+
+
 def is_imaginary(tensor: Tensor) -> bool:
     """Whether ``tensor`` lies on the imaginary GPU. No real CUDA tensor may exist in the process."""
-    return torch._C._dispatch_keys(tensor).has(DispatchKey.CUDA)
+    return torch._C._dispatch_keys(local_of(tensor)).has(DispatchKey.CUDA)
 
 
 def place_of(tensor: Tensor) -> Place:
     """Where ``tensor`` lies."""
+    tensor = local_of(tensor)
     keys = torch._C._dispatch_keys(tensor)
     if keys.has(DispatchKey.CUDA):
         return Place.GPU
@@ -100,6 +109,17 @@ def computed_as_meta() -> Generator[None]:
 
 
 @contextmanager
+def left_to_torch() -> Generator[None]:
+    """Let torch work on fake tensors of its own, which only it knows from imaginary ones."""
+    _THREAD.depth += 1
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        _THREAD.depth -= 1
+
+
+@contextmanager
 def meant_as_meta() -> Generator[None]:
     """What is made within is asked for on the meta device itself."""
     _THREAD.meta_contexts += 1
@@ -125,7 +145,7 @@ def default_device() -> torch.device | None:
 
 def real_attribute(tensor: Tensor, name: str) -> Any:
     """What C++ says of ``tensor``: its meta device, say."""
-    return getattr(torch._C.TensorBase, name).__get__(tensor)
+    return getattr(torch._C.TensorBase, name).__get__(local_of(tensor))
 
 
 def num_storage_owners(tensor: Tensor) -> int:

@@ -41,7 +41,7 @@ class AroundOperators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(_has_own_dispatch(kind) for kind in types):
+        if types and any(map(_has_own_dispatch, types)):
             return NotImplemented
         return self._around(func, args, kwargs or {})
 
@@ -92,6 +92,11 @@ def operator_of(func: Any) -> Operator:
     is_view = (returns_alias and not written) or schema.name in {"aten::detach", "aten::_unsafe_view", "aten::lift"}
     name = schema.name.replace("::", ".")
     return Operator(name=name, overload=schema.overload_name or "default", is_view=is_view, written=written)
+
+
+def is_collective(func: Any) -> bool:
+    """Whether ``func`` sends tensors to other processes and receives theirs."""
+    return operator_of(func).name.startswith("c10d.")
 
 
 def last_sequence_number() -> int:

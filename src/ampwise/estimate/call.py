@@ -5,21 +5,28 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ampwise._base.errors import AmpwiseError, CannotRunError, UsageError
-from ampwise._base.suggest import not_one_of
 from ampwise.estimate.gpu import gpu_spec
+from ampwise.estimate.order import GpuSpec
 from ampwise.estimate.remedies import remedies_for
+from ampwise.estimate.wanted import Wanted, by_plan, wanted
 from ampwise.records.estimate import Estimate
 
-_DTYPES: Final = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+if TYPE_CHECKING:
+    from ampwise.plan.plan import Plan
 
 
 def estimate_memory(
-    step_fn: Callable[[], Any], *, device: str, precision: str = "fp32", num_calls: int = 2
+    step_fn: Callable[[], Any],
+    *,
+    device: str,
+    precision: str = "fp32",
+    plan: "Plan | None" = None,
+    num_calls: int = 2,
 ) -> Estimate:
     """How much GPU memory ``step_fn`` takes on a GPU that need not be here.
 
@@ -30,26 +37,28 @@ def estimate_memory(
     Args:
         step_fn: Makes one training step; takes nothing, and what it gives is not looked at.
         device: The GPU: ``"h100-80gb"``.
-        precision: ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
+        precision: ``auto``, ``fp32``, ``tf32``, ``bf16``, ``fp16``, a preset or a plan's file.
+        plan: A plan in its place.
         num_calls: How often it is called; the optimizer's state is made in the first call.
 
     Raises:
-        UsageError: no such GPU or precision, or ``step_fn`` cannot be called.
+        UsageError: no such GPU or precision, both a precision and a plan, or ``step_fn`` cannot be called.
         CannotRunError: the function raised (the text is its own), CUDA is in use in this process, or this system
             cannot fork.
     """
     if not callable(step_fn):
         raise UsageError(f"estimate_memory was given a {type(step_fn).__name__}; give a function that makes one step")
-    if precision not in _DTYPES:
-        raise UsageError(not_one_of(precision, _DTYPES, kind="precision"))
+    if plan is not None and precision != "fp32":
+        raise UsageError("the plan says the precision already, as its default; leave precision out")
     gpu = gpu_spec(device)
+    want = wanted(precision, gpu=gpu) if plan is None else by_plan("plan", plan)
     if torch.cuda.is_initialized():
         raise CannotRunError("CUDA is in use in this process already; estimate before the first tensor on the GPU")
     if "fork" not in multiprocessing.get_all_start_methods():
         raise CannotRunError("this system cannot fork a process; write the step as a script: ampwise estimate step.py")
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(sending, step_fn, gpu, precision, num_calls))
+    process = context.Process(target=_child, args=(sending, step_fn, gpu, want, num_calls))
     process.start()
     sending.close()
     try:
@@ -65,9 +74,9 @@ def estimate_memory(
     raise CannotRunError(f"no estimate: {made}")
 
 
-def _child(sending: Connection, step_fn: Callable[[], Any], gpu: Any, precision: str, num_calls: int) -> None:
+def _child(sending: Connection, step_fn: Callable[[], Any], gpu: GpuSpec, want: Wanted, num_calls: int) -> None:
     try:
-        sending.send(_imagine(step_fn, gpu, precision, num_calls))
+        sending.send(_imagine(step_fn, gpu, want, num_calls))
     except AmpwiseError as error:
         sending.send(str(error))
     except Exception as error:  # noqa: BLE001 # whatever the user's function raised is told in the other process
@@ -77,17 +86,23 @@ def _child(sending: Connection, step_fn: Callable[[], Any], gpu: Any, precision:
         sending.close()
 
 
-def _imagine(step_fn: Callable[[], Any], gpu: Any, precision: str, num_calls: int) -> Estimate:
+def _imagine(step_fn: Callable[[], Any], gpu: GpuSpec, want: Wanted, num_calls: int) -> Estimate:
     from ampwise.estimate.canary import check_mechanism
     from ampwise.estimate.imagine import imagined
+    from ampwise.plan.file import parse_plan
     from ampwise.runner.inject import inject
+    from ampwise.runner.spec import Lists
     from ampwise.runtime.device import Choice
 
     check_mechanism()
-    choice = Choice(precision=precision, reason="asked for", slow_factor=None, device="cuda:0")
-    with imagined(gpu) as imagination, inject(choice=choice):
+    plan = None if want.plan is None else parse_plan(want.plan)
+    lists = Lists.CUDA if plan is None else plan.lists
+    choice = Choice(precision=want.compute, reason="asked for", slow_factor=None, device="cuda:0")
+    with imagined(gpu) as imagination, inject(choice=choice, plan=plan, lists=lists) as injected:
         for _call in range(num_calls):
             step_fn()
+        for note in injected.notes:
+            imagination.notes.assume(note)
         if not imagination.ledger.storages:
             raise CannotRunError('the function puts nothing on the GPU: move its model and data to "cuda"')
-        return imagination.estimate(precision=precision)
+        return imagination.estimate(precision=want.name)

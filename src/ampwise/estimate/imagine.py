@@ -4,6 +4,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Final
 
 import torch
 
@@ -13,11 +14,12 @@ from ampwise.estimate.composites import choose_as_cuda_does
 from ampwise.estimate.device import ImaginaryDevice
 from ampwise.estimate.ledger import Ledger
 from ampwise.estimate.notes import Notes
-from ampwise.estimate.order import GpuSpec
+from ampwise.estimate.order import GPUS_PER_NODE, GpuSpec
 from ampwise.estimate.picture import picture
 from ampwise.estimate.whereabouts import Whereabouts
 from ampwise.formats.hardware import cublas_workspace_bytes
 from ampwise.interpose.imaginary_gpu import ImaginaryGpu, stand_in_for_cuda
+from ampwise.interpose.imaginary_processes import Processes, stand_in_for_processes
 from ampwise.interpose.imaginary_tensor import stand_in_for_tensors
 from ampwise.interpose.scripts_calls import stand_in_for_scripts_calls
 from ampwise.interpose.seam import intercept
@@ -27,6 +29,9 @@ from ampwise.observe.events import BUS, EventBus
 from ampwise.observe.modules import ModuleStack
 from ampwise.plan.operators import cast_lists
 from ampwise.records.estimate import Estimate
+
+MODULES: Final = ("torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp", "torch.nn.parallel")
+"""What is loaded before anything of torch is stood in for."""
 
 
 class Imagination:
@@ -65,6 +70,7 @@ def imagined(
     bus: EventBus = BUS,
     settings: AllocatorSettings | None = None,
     has_workspaces: bool = True,
+    world_size: int | None = None,
 ) -> Generator[Imagination]:
     """Let this process believe that it has ``gpu``; for a process of its own, since all of torch is affected.
 
@@ -73,12 +79,22 @@ def imagined(
         bus: Where the training loop's events are published.
         settings: The caching allocator's.
         has_workspaces: Whether cuBLAS takes workspaces from the allocator, as it does since torch 1.12.
+        world_size: How many processes train together, of which this is the first; None leaves it to the script.
     """
-    for module in ("torch._dynamo", "torch.distributed.tensor"):
+    for module in MODULES:
         import_module(module)  # they keep tables of torch's names, which are about to be stood in for
     imagination = Imagination(gpu, bus=bus, settings=settings or AllocatorSettings(), has_workspaces=has_workspaces)
     shown = ImaginaryGpu(
-        name=gpu.name, compute_capability=gpu.compute_capability or (9, 0), total_bytes=gpu.total_bytes
+        name=gpu.name,
+        compute_capability=gpu.compute_capability or (9, 0),
+        total_bytes=gpu.total_bytes,
+        num_gpus=min(world_size or 1, GPUS_PER_NODE),
+    )
+    processes = Processes(
+        world_size=world_size,
+        assume=imagination.notes.assume,
+        resized=lambda storage: imagination.ledger.resized(storage, lambda: imagination.whereabouts.spot("resize_")),
+        holding_gradients=imagination.whereabouts.holding_gradients,
     )
     lists = cast_lists(torch.__version__).devices["cuda"]
     autocast = ImaginaryAutocast(dict(lists), casting=imagination.device.casting)
@@ -86,6 +102,7 @@ def imagined(
         stack.callback(stand_in_for_cuda(shown, _Meter(imagination.ledger.allocator)))
         stack.callback(stand_in_for_tensors())
         stack.callback(put(stand_in_for_scripts_calls(imagination.notes.assume)))
+        stack.callback(put(stand_in_for_processes(processes)))
         stack.callback(intercept(RUN, imagination.device.in_thread))
         stack.callback(choose_as_cuda_does(gpu.compute_capability, imagination.notes))
         stack.callback(autocast.start())

@@ -85,6 +85,11 @@ class Ledger:
         made.node, made.is_cast, made.is_from_host = node(), is_cast, is_from_host
         self._alive[key] = (weakref.ref(storage, lambda _, key=key: self._die(key)), made)
 
+    def resized(self, storage: torch.UntypedStorage, where: Callable[[], Spot]) -> None:
+        """Take note that ``storage`` may have another size now; of one that is not on the GPU nothing is noted."""
+        if id(storage) in self._alive:
+            self.see(storage, where)
+
     def pass_through(self, sizes: Iterable[int], spot: Spot) -> None:
         """Take note of what a kernel allocates for itself and frees before it returns."""
         made = [self._bear(size, spot) for size in sizes]

@@ -2,9 +2,12 @@
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 from ampwise.runner.script import Target
+
+GPUS_PER_NODE: Final = 8
+"""What a process of many sees of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,13 @@ class Order:
     target: Target
     gpu: GpuSpec
     precision: str
+    """As the user wrote it."""
+    compute: str
     """``fp32``, ``tf32``, ``bf16`` or ``fp16``; a script's own mixed precision is left to it."""
+    plan: str | None = None
+    """A plan as TOML, whose rules hold beside it."""
+    world_size: int | None = None
+    """How many processes train together, of which one is imagined; None leaves it to the script."""
     num_steps: int = 2
     """The optimizer's state is made at the end of the first step, so that two show all of a step."""
     expandable_segments: bool = False

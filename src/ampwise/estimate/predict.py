@@ -10,8 +10,9 @@ from itertools import count
 from pathlib import Path
 
 from ampwise._base.errors import CannotRunError, RecordError
-from ampwise.estimate.order import GpuSpec, Order
+from ampwise.estimate.order import GPUS_PER_NODE, GpuSpec, Order
 from ampwise.estimate.remedies import remedies_for
+from ampwise.estimate.wanted import Wanted
 from ampwise.records.estimate import Estimate
 from ampwise.records.files import load
 from ampwise.runner.bootstrap import own_environment, plain_environment
@@ -19,8 +20,8 @@ from ampwise.runner.process import last_lines, running
 from ampwise.runner.script import Target
 from ampwise.runner.summary import NO_STEP_FOUND
 
-Predict = Callable[[Target, str], Estimate]
-"""What a step of the script takes, in a precision.
+Predict = Callable[[Target, Wanted], Estimate]
+"""What a step of the script takes, in a precision or by a plan.
 
 Raises:
     CannotRunError: the script ended before its first step; the text is its own.
@@ -31,7 +32,8 @@ def estimate_script(
     target: Target,
     gpu: GpuSpec,
     *,
-    precisions: Sequence[str],
+    wanted: Sequence[Wanted],
+    world_size: int | None = None,
     time_limit_s: float = 120.0,
     on_start: Callable[[str], None] | None = None,
 ) -> tuple[Estimate, ...]:
@@ -40,35 +42,43 @@ def estimate_script(
     Args:
         target: The script.
         gpu: The GPU that is imagined; this machine needs none.
-        precisions: ``fp32``, ``tf32``, ``bf16``, ``fp16``.
+        wanted: Precisions and plans.
+        world_size: How many processes train together, one GPU each; None leaves it to the script.
         time_limit_s: How long each run may take to its second step.
-        on_start: Told of each precision before its run.
+        on_start: Told of each by name before its run.
 
     Raises:
         CannotRunError: the script ended before its first step; the text is its own.
     """
     made: list[Estimate] = []
-    with predicting(gpu, time_limit_s=time_limit_s) as predict:
-        for precision in precisions:
+    with predicting(gpu, world_size=world_size, time_limit_s=time_limit_s) as predict:
+        for one in wanted:
             if on_start is not None:
-                on_start(precision)
-            made.append(predict(target, precision))
+                on_start(one.name)
+            made.append(predict(target, one))
     return tuple(made)
 
 
 @contextmanager
-def predicting(gpu: GpuSpec, *, expandable_segments: bool = False, time_limit_s: float = 120.0) -> Generator[Predict]:
+def predicting(
+    gpu: GpuSpec,
+    *,
+    world_size: int | None = None,
+    expandable_segments: bool = False,
+    time_limit_s: float = 120.0,
+) -> Generator[Predict]:
     """Any number of predictions for ``gpu``, for which torch is loaded once.
 
     Nothing of the script's is overwritten: ``torch.save`` writes nothing, other saves go to a folder that is removed.
 
     Args:
         gpu: The GPU that is imagined; this machine needs none.
+        world_size: How many processes train together, one GPU each; None leaves it to the script.
         expandable_segments: Whether ``PYTORCH_ALLOC_CONF`` says so.
         time_limit_s: How long each run may take to its second step.
     """
     # a GPU of this machine's would be a real CUDA tensor's, which must not be mistaken for an imaginary one's
-    environment = {**plain_environment(own_environment()), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**plain_environment(own_environment()), "CUDA_VISIBLE_DEVICES": "", **_launched(world_size)}
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "ampwise.estimate.worker", str(theirs.fileno())]
     with tempfile.TemporaryDirectory(prefix="ampwise-estimate-") as folder, ours, theirs:
@@ -77,13 +87,16 @@ def predicting(gpu: GpuSpec, *, expandable_segments: bool = False, time_limit_s:
             theirs.close()
             answers = ours.makefile("r", encoding="utf-8")
 
-            def predict(target: Target, precision: str) -> Estimate:
+            def predict(target: Target, wanted: Wanted) -> Estimate:
                 place = Path(folder, str(next(numbers)))
                 Path(place, "scratch").mkdir(parents=True)
                 order = Order(
                     target=target,
                     gpu=gpu,
-                    precision=precision,
+                    precision=wanted.name,
+                    compute=wanted.compute,
+                    plan=wanted.plan,
+                    world_size=world_size,
                     expandable_segments=expandable_segments,
                     scratch=str(place / "scratch"),
                     result=str(place / "estimate.json"),
@@ -98,6 +111,17 @@ def predicting(gpu: GpuSpec, *, expandable_segments: bool = False, time_limit_s:
 
             with answers:
                 yield predict
+
+
+def _launched(world_size: int | None) -> dict[str, str]:
+    """What ``torchrun`` tells the first of so many processes."""
+    if world_size is None:
+        return {}
+    local = str(min(world_size, GPUS_PER_NODE))
+    zeros = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT"), "0")
+    sizes = {"WORLD_SIZE": str(world_size), "ROLE_WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": local}
+    place = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
+    return {**zeros, **sizes, **place}
 
 
 def _estimate(order: Order, place: Path, *, status: int) -> Estimate:

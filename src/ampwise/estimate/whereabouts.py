@@ -1,11 +1,13 @@
 """Where a loop is at any moment: the pass, the module and the user's line."""
 
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 from torch import Tensor, nn
 
 from ampwise.compat.autograd import is_inside_backward
+from ampwise.compat.imaginary import local_of
 from ampwise.estimate.ledger import Ledger, Storage
 from ampwise.estimate.spot import Spot
 from ampwise.observe.events import (
@@ -68,6 +70,13 @@ class Whereabouts:
         phase = Phase.BACKWARD if is_inside_backward() else self._phase
         return Spot(phase, self._modules.name, op, user_line(2))
 
+    @contextmanager
+    def holding_gradients(self) -> Generator[None]:
+        """What is made within and stays holds gradients: DDP's buckets."""
+        start = self._ledger.time
+        yield
+        self.known |= {one.born: MemoryCategory.GRADIENT for one in self._ledger.alive() if one.born >= start}
+
     def _on_forward(self, event: ForwardStarted) -> None:
         self._phase = Phase.FORWARD
         if self._forward_time is None:
@@ -119,7 +128,7 @@ class Whereabouts:
                     self.names.setdefault(storage.born, name.path)
 
     def _know(self, tensor: Any, category: MemoryCategory) -> Storage | None:
-        storage = self._ledger.of(tensor) if isinstance(tensor, Tensor) else None
+        storage = self._ledger.of(local_of(tensor)) if isinstance(tensor, Tensor) else None
         if storage is not None:
             self.known[storage.born] = category
         return storage

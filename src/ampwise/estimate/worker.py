@@ -40,7 +40,8 @@ def serve(fileno: int) -> int:
 
 def _load() -> None:
     """What every run needs, and takes seconds to import."""
-    for name in ("ampwise.estimate.imagine", "ampwise.runner.inject", "torch._dynamo", "torch.distributed.tensor"):
+    imagine = import_module("ampwise.estimate.imagine")
+    for name in ("ampwise.runner.inject", *imagine.MODULES):
         import_module(name)
     gc.freeze()  # else a copy's collector would write to, and so copy, every page of this process
 
@@ -73,18 +74,23 @@ def _run(order: Order) -> Estimate | None:
     from ampwise.estimate.imagine import imagined
     from ampwise.estimate.limits import StepLimit, ended_after, leave_memory_to_others
     from ampwise.observe.events import BUS
+    from ampwise.plan.file import parse_plan
     from ampwise.runner.inject import inject
     from ampwise.runner.sandbox import redirect_saves
+    from ampwise.runner.spec import Lists
     from ampwise.runtime.device import Choice
 
     leave_memory_to_others()
     check_mechanism()
-    choice = Choice(precision=order.precision, reason="asked for", slow_factor=None, device="cuda:0")
+    plan = None if order.plan is None else parse_plan(order.plan)
+    choice = Choice(precision=order.compute, reason="asked for", slow_factor=None, device="cuda:0")
     settings = AllocatorSettings(expandable_segments=order.expandable_segments)
     with ExitStack() as stack:
-        imagination = stack.enter_context(imagined(order.gpu, settings=settings))
+        imagination = stack.enter_context(imagined(order.gpu, settings=settings, world_size=order.world_size))
         stack.enter_context(redirect_saves(order.scratch, folder=str(Path.cwd())))
-        injected = stack.enter_context(inject(choice=choice))
+        injected = stack.enter_context(
+            inject(choice=choice, plan=plan, lists=Lists.CUDA if plan is None else plan.lists)
+        )
         limit = StepLimit(BUS, imagination.ledger, num_steps=order.num_steps)
         stack.enter_context(limit.watching())
         reason, end_error = None, None
@@ -98,6 +104,8 @@ def _run(order: Order) -> Estimate | None:
             reason = str(error)
         if injected.left_alone is not None:
             imagination.notes.assume(f"the script's own mixed precision: {injected.left_alone}")
+        for note in injected.notes:
+            imagination.notes.assume(note)
         if reason is not None and limit.num_steps == 0 and not isinstance(end_error, NotImplementedError):
             Path(order.reason).write_text(reason, encoding="utf-8")
             return None
@@ -131,7 +139,7 @@ def _picture(imagination: "Imagination", order: Order, *, reason: str | None) ->
     said = [f"a lower bound: the script ended early: {reason}"]
     num_params = imagination.whereabouts.num_parameters
     if num_params:
-        thumb = estimate_by_thumb(Sizes(num_params=num_params), precision=order.precision)
+        thumb = estimate_by_thumb(Sizes(num_params=num_params), precision=order.compute)
         said.append(
             f"by rule of thumb its {num_params:,} parameters take {thumb.allocated_bytes:,} bytes with Adam, "
             "activations left out"

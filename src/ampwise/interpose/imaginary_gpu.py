@@ -30,6 +30,8 @@ class ImaginaryGpu:
     name: str
     compute_capability: tuple[int, int]
     total_bytes: int
+    num_gpus: int = 1
+    """How many of them the process sees; it uses the first."""
 
     @property
     def computes_in_bf16(self) -> bool:
@@ -39,7 +41,7 @@ class ImaginaryGpu:
 
 def stand_in_for_cuda(gpu: ImaginaryGpu, meter: Meter) -> Undo:
     """Let torch believe in ``gpu`` until the returned undo is called."""
-    return put([*_cuda(gpu, meter), *_accelerator(meter), *_elsewhere()])
+    return put([*_cuda(gpu, meter), *_accelerator(gpu, meter), *_elsewhere()])
 
 
 class _Stream:
@@ -158,7 +160,7 @@ def _cuda(gpu: ImaginaryGpu, meter: Meter) -> Iterator[StandIn]:
         **dict.fromkeys(_TRUE.split(), _always(True)),
         **dict.fromkeys(_FALSE.split(), _always(False)),
         **dict.fromkeys(_ZERO.split(), _always(0)),
-        "device_count": _always(1),
+        "device_count": _always(gpu.num_gpus),
         "get_device_capability": _always(gpu.compute_capability),
         "get_device_name": _always(gpu.name),
         "get_device_properties": _always(properties),
@@ -215,13 +217,13 @@ def _memory(meter: Meter) -> dict[str, Callable[..., Any]]:
     }
 
 
-def _accelerator(meter: Meter) -> Iterator[StandIn]:
+def _accelerator(gpu: ImaginaryGpu, meter: Meter) -> Iterator[StandIn]:
     nothing = "set_device_index set_device_idx set_stream synchronize reset_peak_memory_stats"
     answers: dict[str, Any] = {
         **dict.fromkeys(nothing.split(), _always(None)),
         "current_accelerator": _always(torch.device("cuda")),
         "is_available": _always(True),
-        "device_count": _always(1),
+        "device_count": _always(gpu.num_gpus),
         "current_device_index": _always(0),
         "current_device_idx": _always(0),
         "current_stream": _asking(_Stream),
