@@ -11,6 +11,16 @@ from ampwise._base.version import __version__
 
 if TYPE_CHECKING:
     from ampwise._base.errors import AmpwiseError, CannotRunError, PlanError, RecordError, UsageError
+    from ampwise.adapt.schedule import Schedule
+    from ampwise.adapt.scheduler import PrecisionScheduler
+    from ampwise.adapt.triggers import (
+        AbsoluteLossCurvature,
+        GradNormSpike,
+        LossCurvature,
+        LossSpike,
+        NonFinite,
+        OverflowShare,
+    )
     from ampwise.doctor.diagnose import diagnose
     from ampwise.emulate.emulation import emulated
     from ampwise.emulate.rounding import round_to
@@ -42,6 +52,14 @@ _HOMES = {
     "PlanError": "ampwise._base.errors",
     "RecordError": "ampwise._base.errors",
     "UsageError": "ampwise._base.errors",
+    "AbsoluteLossCurvature": "ampwise.adapt.triggers",
+    "GradNormSpike": "ampwise.adapt.triggers",
+    "LossCurvature": "ampwise.adapt.triggers",
+    "LossSpike": "ampwise.adapt.triggers",
+    "NonFinite": "ampwise.adapt.triggers",
+    "OverflowShare": "ampwise.adapt.triggers",
+    "PrecisionScheduler": "ampwise.adapt.scheduler",
+    "Schedule": "ampwise.adapt.schedule",
     "emulated": "ampwise.emulate.emulation",
     "round_to": "ampwise.emulate.rounding",
     "apply_plan": "ampwise.runtime.casting",
@@ -66,16 +84,24 @@ _HOMES = {
 }
 
 __all__ = [
+    "AbsoluteLossCurvature",
     "AmpwiseError",
     "CannotRunError",
     "DynamicLossScale",
+    "GradNormSpike",
     "GradScaler",
     "HeadroomLossScale",
+    "LossCurvature",
     "LossScaleWarning",
+    "LossSpike",
+    "NonFinite",
+    "OverflowShare",
     "Plan",
     "PlanError",
+    "PrecisionScheduler",
     "RecordError",
     "Rule",
+    "Schedule",
     "StaticLossScale",
     "TrainStep",
     "UsageError",

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ampwise._base.errors import UsageError
 from ampwise.instruments.steps import StepWatcher
+from ampwise.instruments.switches import SwitchWatch
 from ampwise.interpose.own_amp import on_own_amp
 from ampwise.observe.crash import read_crash
 from ampwise.observe.dtypes import dtype_name
@@ -57,6 +58,7 @@ class Watch:
         self._bus = bus
         self._undo = ExitStack()
         self._steps: StepWatcher | None = None
+        self._switches = SwitchWatch(bus)
         self._instruments: dict[str, Instrument] = {}
         self._own: str | None = None
         self._end = RunEnd.FINISHED
@@ -75,6 +77,7 @@ class Watch:
             for name, model in self._models.items():
                 self._modules.names.add_root(model, name=name or None)
             self._steps = undo.enter_context(StepWatcher(self._bus))
+            undo.enter_context(self._switches)
             self._instruments = enter_instruments(self._bus, self._spec, undo, modules=self._modules)
             self._undo = undo.pop_all()
         return self
@@ -125,6 +128,7 @@ class Watch:
             left_alone=self._own,
             failure=self._failure,
             crash=self._crash,
+            switches=self._switches.record(),
             **sections,
         )
 

@@ -70,7 +70,29 @@ class PrecisionTaken:
     """By what, and which precision: ``ampwise.TrainStep (fp32)``."""
 
 
-LoopEvent = ForwardStarted | ForwardEnded | BackwardStarted | BackwardEnded | StepStarted | StepOutcome | PrecisionTaken
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionSwitched:
+    """A group of modules computes in another format from its next call on."""
+
+    group: str
+    before: str
+    after: str
+    """Formats: ``fp16``."""
+    is_raised: bool
+    """``after`` is the safer of the two."""
+    cause: str
+
+
+LoopEvent = (
+    ForwardStarted
+    | ForwardEnded
+    | BackwardStarted
+    | BackwardEnded
+    | StepStarted
+    | StepOutcome
+    | PrecisionTaken
+    | PrecisionSwitched
+)
 E = TypeVar("E", bound=LoopEvent)
 
 

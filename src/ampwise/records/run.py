@@ -17,6 +17,7 @@ from ampwise.records.memory import MemoryRecord
 from ampwise.records.nonfinite import NonFiniteRecord
 from ampwise.records.numerics import NumericsRecord
 from ampwise.records.process import ProcessRecord
+from ampwise.records.switches import SwitchRecord
 from ampwise.records.syncs import SyncRecord
 from ampwise.records.usage import UsageRecord
 
@@ -145,6 +146,8 @@ class RunRecord:
     usage: UsageRecord | None = None
     crash: CrashRecord | None = None
     """What an uncaught exception of the script's came from."""
+    switches: tuple[SwitchRecord, ...] = ()
+    """Groups of modules that a PrecisionScheduler of the script's moved to another format, the first first."""
 
     @property
     def has_finished(self) -> bool:

@@ -7,7 +7,7 @@ thread is in its own state. It is copied and pickled with its module.
 
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -15,6 +15,9 @@ from torch import nn
 from ampwise.runtime.autocast_calls import call_in_fp32, call_in_low
 from ampwise.runtime.cast_values import LOW, cast_to, device_type_of, widened, with_gradient_in
 from ampwise.runtime.op_rules import Formats, OpTable, run_under
+
+if TYPE_CHECKING:
+    from ampwise.runtime.gauge import Gauge
 
 
 class CastForward:
@@ -41,6 +44,8 @@ class CastForward:
         self.region = region
         """Read at every call: another value takes effect from the next call on, in one more graph of a compiled one."""
         self.table = table
+        self.gauge: Gauge | None = None
+        """Takes in what a call gives."""
         self._device_type = device_type
         self._is_outermost = is_outermost
 
@@ -51,9 +56,11 @@ class CastForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the forward that was there, in the plan's formats."""
-        if self.table is None:
-            return self._in_region(*args, **kwargs)
-        return run_under(self.table, self._in_region, args, kwargs)
+        table, call = self.table, self._in_region
+        result = call(*args, **kwargs) if table is None else run_under(table, call, args, kwargs)
+        if self.gauge is not None:
+            self.gauge.take(result)
+        return result
 
     def bound_to(self, module: nn.Module) -> Self:
         """The same for a copy of the module that shares its attributes."""
@@ -66,9 +73,13 @@ class CastForward:
             is_outermost=self._is_outermost,
         )
 
+    def switch(self, region: Formats | None, table: OpTable | None) -> None:
+        """Compute in these formats from the next call on."""
+        self.region, self.table = region, table
+
     def release(self) -> None:
         """Do nothing from now on but call the forward that was there."""
-        self.region = self.table = None
+        self.region = self.table = self.gauge = None
 
     def _in_region(self, *args: Any, **kwargs: Any) -> Any:
         region = self.region

@@ -130,7 +130,7 @@ class _Tree:
     @classmethod
     def of(cls, model: nn.Module, *, prefix: str) -> Self:
         modules = dict(model.named_modules(remove_duplicate=False))
-        return cls(modules=modules, paths={raw: _joined(prefix, _without_wrappers(raw)) for raw in modules})
+        return cls(modules=modules, paths={raw: _joined(prefix, without_wrappers(raw)) for raw in modules})
 
     def firsts(self) -> Iterator[tuple[str, nn.Module]]:
         """Each module once."""
@@ -149,7 +149,7 @@ class _Tree:
         """The path of the module whose forward the module is called in; None for the model itself."""
         while raw:
             raw = raw.rpartition(".")[0]
-            if _has_forward(self.modules[raw]):
+            if has_forward(self.modules[raw]):
                 return raw
         return None
 
@@ -174,7 +174,7 @@ def _regions(tree: _Tree, plan: Plan, held: Mapping[str, tuple[int, ...]], *, wi
     for raw, module in tree.modules.items():
         mine = deciding[tree.paths[raw]]
         caller = tree.caller(raw)
-        if not _has_forward(module):
+        if not has_forward(module):
             continue
         _check_parameters(module, tree.paths[raw], mine.compute)
         above = deciding[tree.paths[caller]] if caller is not None else None
@@ -307,7 +307,7 @@ def _seen_above(tree: _Tree, own: Mapping[str, Mapping[str, Any]]) -> dict[str, 
 
 
 def _takes_table(module: nn.Module) -> bool:
-    return _has_forward(module) and not isinstance(module, torch.jit.ScriptModule)
+    return has_forward(module) and not isinstance(module, torch.jit.ScriptModule)
 
 
 def _is_possible(rule: Rule) -> bool:
@@ -357,7 +357,7 @@ def _beyond_torch(place: str, name: str, possible: Iterable[str]) -> AmpwiseErro
     )
 
 
-def _has_forward(module: nn.Module) -> bool:
+def has_forward(module: nn.Module) -> bool:
     """Whether the module computes something of its own: lists of modules are not called, wrappers only pass on."""
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         return False
@@ -365,7 +365,8 @@ def _has_forward(module: nn.Module) -> bool:
     return not (len(children) == 1 and children[0] in _WRAPPERS and not any(True for _ in module.parameters(False)))
 
 
-def _without_wrappers(raw: str) -> str:
+def without_wrappers(raw: str) -> str:
+    """A path of torch's as plans write it."""
     parts = raw.split(".")
     while parts and parts[0] in _WRAPPERS:
         parts.pop(0)

@@ -1,0 +1,181 @@
+"""Which modules of a model move together."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from ampwise._base.errors import UsageError
+from ampwise._base.suggest import closest
+from ampwise._base.text import inert_line
+from ampwise.plan.patterns import is_match, mistake_in
+from ampwise.runtime.plan_places import has_forward, without_wrappers
+
+Groups = Mapping[str, str | Sequence[str]] | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Modules that move together, with all that runs in them."""
+
+    name: str
+    tops: tuple[str, ...]
+    """Their paths as plans write them; none lies in another."""
+    modules: tuple[nn.Module, ...]
+    """The same as objects."""
+
+
+def groups_of(model: nn.Module, given: Groups | None) -> tuple[Group, ...]:
+    """The groups of a model.
+
+    Args:
+        model: without the wrappers around it.
+        given: globs over module paths, each a group; or groups by name, with a glob or several each. None makes a
+            group of each repeated block, of each other child that has modules in it, and of the single layers between.
+
+    Raises:
+        UsageError: a group matches nothing or what is another's; all mistakes are named.
+    """
+    if given is None:
+        groups = _default(model)
+    else:
+        if isinstance(given, str) or not given:
+            raise UsageError(
+                f'groups is {given!r}; give globs over module paths such as ["layers.*"], or names with their globs'
+            )
+        patterns = given if isinstance(given, Mapping) else {one: one for one in given}
+        groups = tuple(_named(model, str(name), one) for name, one in patterns.items())
+        faults = [*(fault for one in groups for fault in _match_faults(model, one, patterns)), *_overlaps(groups)]
+        if faults:
+            raise UsageError("\n".join(faults))
+    return _checked_shares(model, groups, is_default=given is None)
+
+
+def _named(model: nn.Module, name: str, patterns: str | Sequence[str]) -> Group:
+    globs = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    for one in globs:
+        mistake = mistake_in(one)
+        if mistake is not None:
+            raise UsageError(f"groups: {inert_line(one, max_length=60)!r} {mistake}")
+    found: dict[str, nn.Module] = {}
+    for raw, module in model.named_modules():
+        path = without_wrappers(raw)
+        is_within = any(path == top or path.startswith(f"{top}.") or not top for top in found)
+        if not is_within and any(is_match(one, path) for one in globs):
+            found.update(_called(path, module))
+    return _group(name, found)
+
+
+def _called(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The module; in the place of one that only holds others, those."""
+    if has_forward(module) or not any(True for _ in module.children()):
+        yield path, module
+        return
+    for name, child in module.named_children():
+        yield from _called(without_wrappers(f"{path}.{name}" if path else name), child)
+
+
+def _match_faults(model: nn.Module, group: Group, patterns: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
+    if group.tops:
+        return
+    globs = patterns[group.name]
+    shown = globs if isinstance(globs, str) else ", ".join(globs)
+    paths = [without_wrappers(raw) for raw, _ in model.named_modules() if raw]
+    words = list(dict.fromkeys(word for path in paths for word in (path, f"*.{path.rpartition('.')[2]}")))
+    near = closest(shown, words)
+    children = ", ".join(name for name, _ in model.named_children())
+    yield (
+        f"groups: {inert_line(shown, max_length=60)!r} matches no module"
+        + (f'; did you mean "{near}"?' if near else "")
+        + f" (the model's children: {inert_line(children, max_length=120) or 'none'})"
+    )
+
+
+def _overlaps(groups: Sequence[Group]) -> Iterator[str]:
+    owners: dict[int, tuple[Group, str]] = {}
+    for group in groups:
+        for top, module in zip(group.tops, group.modules, strict=True):
+            for inner, one in module.named_modules():
+                path = ".".join(part for part in (top, inner) if part)
+                other, _ = owners.setdefault(id(one), (group, path))
+                if other is not group:
+                    yield f'groups: "{path or "the model"}" is in "{other.name}" and in "{group.name}"; give it to one'
+                    return
+
+
+def _checked_shares(model: nn.Module, groups: tuple[Group, ...], *, is_default: bool) -> tuple[Group, ...]:
+    """The groups, those that share a module as one where the user did not choose them.
+
+    A module that hangs in the model twice has one forward, which cannot be in two formats.
+    """
+    owners: dict[int, str | None] = {}
+    paths: dict[int, str] = {}
+    for raw, module in model.named_modules(remove_duplicate=False):
+        path = without_wrappers(raw)
+        owner = next((one.name for one in groups if any(_is_in(path, top) for top in one.tops)), None)
+        first = owners.setdefault(id(module), owner)
+        if first != owner:
+            names = [name for name in (first, owner) if name is not None]
+            if is_default and len(names) == 2:
+                return _checked_shares(model, _merged(groups, names), is_default=True)
+            outside = f'one is in "{names[0]}", the other in no group'
+            both = f'they are in "{first}" and "{owner}"' if len(names) == 2 else outside
+            raise UsageError(
+                f'groups: "{paths[id(module)]}" and "{path}" are one module, which has one forward, and {both}; '
+                "put both into one group"
+            )
+        paths.setdefault(id(module), path)
+    return groups
+
+
+def _merged(groups: tuple[Group, ...], names: Sequence[str]) -> tuple[Group, ...]:
+    first, second = (next(one for one in groups if one.name == name) for name in names)
+    tops = dict(zip((*first.tops, *second.tops), (*first.modules, *second.modules), strict=True))
+    return tuple(_group("", tops) if one is first else one for one in groups if one is not second)
+
+
+def _is_in(path: str, top: str) -> bool:
+    return not top or path == top or path.startswith(f"{top}.")
+
+
+def _default(model: nn.Module) -> tuple[Group, ...]:
+    found: list[Group] = []
+    run: dict[str, nn.Module] = {}
+
+    def end_run() -> None:
+        if run:
+            found.append(_group("", dict(run)))
+            run.clear()
+
+    def walk(module: nn.Module, prefix: str) -> None:
+        blocks = _blocks(module)
+        for name, child in module.named_children():
+            path = without_wrappers(f"{prefix}.{name}" if prefix else name)
+            if not any(True for _ in child.children()):
+                run[path] = child
+            elif child not in blocks and (not has_forward(child) or any(_blocks(one) for one in child.modules())):
+                walk(child, path)
+            else:
+                end_run()
+                found.append(_group("", {path: child}))
+
+    walk(model, "")
+    end_run()
+    with_weights = tuple(one for one in found if any(any(True for _ in part.parameters()) for part in one.modules))
+    return with_weights if len(with_weights) > 1 else (_group("model", {"": model}),)
+
+
+def _blocks(module: nn.Module) -> list[nn.Module]:
+    """The children that repeat: of one class, with modules in them."""
+    children = [child for child in module.children() if any(True for _ in child.children())]
+    counts = Counter(type(child) for child in children)
+    return [child for child in children if counts[type(child)] > 1]
+
+
+def _group(name: str, tops: Mapping[str, nn.Module]) -> Group:
+    return Group(name=name or _called_by(tuple(tops)), tops=tuple(tops), modules=tuple(tops.values()))
+
+
+def _called_by(tops: tuple[str, ...]) -> str:
+    return tops[0] if len(tops) == 1 else f"{tops[0]} to {tops[-1]}"

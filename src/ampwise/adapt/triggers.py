@@ -1,0 +1,316 @@
+"""What moves a group of modules to a safer format, as values: each judges a reading, then takes it in.
+
+Law of every trigger: ``judge`` and ``observe`` change nothing, ``judge`` looks at what was taken in before alone, and a
+trigger that was written to plain data and read back is equal to it.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Self
+
+from ampwise.adapt.reading import CALM, Reading, Verdict
+from ampwise.adapt.usual import Usual, with_latest
+from ampwise.formats.table import get_format
+from ampwise.records.run import NUM_SKIPS
+from ampwise.runtime.scale_numbers import refuse
+
+_TINY = 1e-30
+"""Keeps a threshold above zero where every number of a history is the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossCurvature:
+    """Fires when the loss bends more than it usually does: ``|l[t] - 2 l[t-1] + l[t-2]|`` against its own history.
+
+    Args:
+        num_deviations: how many robust deviations above its median the curvature is too large.
+        window: over how many of the last steps both are taken.
+        min_history: how many of them it takes to know.
+        losses: the last two.
+        curvatures: the history.
+    """
+
+    num_deviations: float = 10.0
+    window: int = 100
+    min_history: int = 20
+    losses: tuple[float, ...] = ()
+    curvatures: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_history(self)
+
+    def judge(self, reading: Reading) -> Verdict:
+        """How near the loss's curvature comes to what is too large."""
+        if reading.loss is not None and not math.isfinite(reading.loss):
+            return _loss_not_finite(reading)
+        curvature = _curvature(self.losses, reading.loss)
+        if curvature is None or len(self.curvatures) < self.min_history:
+            return CALM
+        usual = Usual.of(self.curvatures)
+        limit = usual.threshold(self.num_deviations, at_least=_TINY)
+        return Verdict(
+            levels=(curvature / limit,), causes=(f"loss curvature {curvature:.3g}, usually {usual.median:.3g}",)
+        )
+
+    def observe(self, reading: Reading) -> Self:
+        """The trigger after the reading."""
+        curvature = _curvature(self.losses, reading.loss)
+        return replace(
+            self,
+            losses=with_latest(self.losses, reading.loss, window=2),
+            curvatures=with_latest(self.curvatures, curvature, window=self.window),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbsoluteLossCurvature:
+    """Fires by the plain rule: the mean ``|l[t] - 2 l[t-1] + l[t-2]|`` of the last losses is above a fixed number.
+
+    It knows nothing of how large or how noisy the loss is: choose the threshold for the loss at hand.
+
+    Args:
+        threshold: the mean curvature at which it fires.
+        window: how many of the last losses are taken.
+        min_history: from which loss on.
+        losses: the last ones.
+    """
+
+    threshold: float = 0.02
+    window: int = 10
+    min_history: int = 5
+    losses: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        faults = [] if self.threshold > 0 else [f"threshold is {self.threshold}; it must be above 0"]
+        if not 3 <= self.min_history <= self.window:
+            faults.append(f"min_history is {self.min_history}; it must be 3 to window ({self.window})")
+        refuse(faults, type(self).__name__)
+
+    def judge(self, reading: Reading) -> Verdict:
+        """How near the mean curvature comes to the threshold."""
+        if reading.loss is not None and not math.isfinite(reading.loss):
+            return _loss_not_finite(reading)
+        losses = with_latest(self.losses, reading.loss, window=self.window)
+        if len(losses) < self.min_history:
+            return CALM
+        bends = [abs(c - 2 * b + a) for a, b, c in zip(losses, losses[1:], losses[2:], strict=False)]
+        mean = sum(bends) / len(bends)
+        cause = f"mean loss curvature {mean:.3g} over {len(losses)} steps, allowed {self.threshold:g}"
+        return Verdict(levels=(mean / self.threshold,), causes=(cause,))
+
+    def observe(self, reading: Reading) -> Self:
+        """The trigger after the reading."""
+        return replace(self, losses=with_latest(self.losses, reading.loss, window=self.window))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpike:
+    """Fires when the loss is far above its last ones.
+
+    Args:
+        num_deviations: how many robust deviations above their median it is too large.
+        min_rise: it is not too large if it is above their median by less than this share of it.
+        window: how many of the last losses are taken.
+        min_history: how many of them it takes to know.
+        losses: the history.
+    """
+
+    num_deviations: float = 6.0
+    min_rise: float = 0.1
+    window: int = 50
+    min_history: int = 10
+    losses: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_history(self)
+
+    def judge(self, reading: Reading) -> Verdict:
+        """How near the loss comes to what is too large."""
+        if reading.loss is None:
+            return CALM
+        if not math.isfinite(reading.loss):
+            return _loss_not_finite(reading)
+        if len(self.losses) < self.min_history:
+            return CALM
+        usual = Usual.of(self.losses)
+        limit = usual.threshold(self.num_deviations, at_least=max(self.min_rise * abs(usual.median), _TINY))
+        level = max((reading.loss - usual.median) / (limit - usual.median), 0.0)
+        return Verdict(levels=(level,), causes=(f"loss {reading.loss:.4g}, usually {usual.median:.4g}",))
+
+    def observe(self, reading: Reading) -> Self:
+        """The trigger after the reading."""
+        return replace(self, losses=with_latest(self.losses, reading.loss, window=self.window))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradNormSpike:
+    """Fires for the groups whose gradients are far larger than they were; norms are compared by their logarithms.
+
+    Args:
+        num_deviations: how many robust deviations above its median a norm's logarithm is too large.
+        min_octaves: it is not too large if it is above the median by fewer doublings.
+        window: how many of the last steps are taken.
+        min_history: how many of them it takes to know.
+        octaves: the history of each group's norms, as powers of two.
+    """
+
+    num_deviations: float = 6.0
+    min_octaves: float = 2.0
+    window: int = 50
+    min_history: int = 10
+    octaves: tuple[tuple[float, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_history(self)
+
+    def judge(self, reading: Reading) -> Verdict:
+        """How near the norm of each group comes to what is too large for it."""
+        if not self.octaves or not reading.norms:
+            return CALM
+        judged = [self._level(norm, past) for norm, past in zip(reading.norms, self.octaves, strict=True)]
+        return Verdict(levels=tuple(level for level, _ in judged), causes=tuple(cause for _, cause in judged))
+
+    def observe(self, reading: Reading) -> Self:
+        """The trigger after the reading."""
+        if not reading.norms:
+            return self
+        before = self.octaves or ((),) * len(reading.norms)
+        after = tuple(
+            with_latest(past, _octave(norm), window=self.window)
+            for past, norm in zip(before, reading.norms, strict=True)
+        )
+        return replace(self, octaves=after)
+
+    def _level(self, norm: float, past: tuple[float, ...]) -> tuple[float, str]:
+        octave = _octave(norm)
+        if octave is None or len(past) < self.min_history:  # what is not finite may be the loss scale's doing
+            return 0.0, ""
+        usual = Usual.of(past)
+        limit = usual.threshold(self.num_deviations, at_least=max(self.min_octaves, _TINY))
+        level = max((octave - usual.median) / (limit - usual.median), 0.0)
+        return level, f"gradient norm {norm:.3g}, usually {2.0**usual.median:.3g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFinite:
+    """Fires when numbers are lost, for the group that lost them where that can be told.
+
+    A loss or results that are not finite move it at once, and so do gradients without a loss scale. Gradients under a
+    loss scale do after ``in_a_row`` steps: fewer are the scale coming down. Of the groups, the first whose results
+    are not finite is to blame, else the last whose gradients are not; all are, if that one was raised already.
+
+    Args:
+        in_a_row: how many steps in a row have to lose their gradients under a loss scale.
+        num_in_a_row: how many did by now.
+    """
+
+    in_a_row: int = NUM_SKIPS
+    num_in_a_row: int = 0
+
+    def __post_init__(self) -> None:
+        faults = [] if self.in_a_row >= 1 else [f"in_a_row is {self.in_a_row}; it must be at least 1"]
+        refuse(faults, type(self).__name__)
+
+    def judge(self, reading: Reading) -> Verdict:
+        """Whether the step lost numbers, and which group did."""
+        if not (reading.has_bad_results or reading.has_bad_gradients):
+            return CALM
+        waits = reading.is_scaled and not reading.has_bad_results
+        count = self.num_in_a_row + 1
+        level = count / self.in_a_row if waits else 1.0
+        place, cause = _culprit(reading)
+        if waits:
+            cause = f"{cause}, {count} steps in a row" if count > 1 else cause
+        if place is None:
+            return Verdict(levels=(level,), causes=(cause,), is_urgent=True)
+        num_groups = len(reading.raised)
+        levels = tuple(level if one == place else 0.0 for one in range(num_groups))
+        return Verdict(levels=levels, causes=(cause,) * num_groups, is_urgent=True)
+
+    def observe(self, reading: Reading) -> Self:
+        """The trigger after the reading."""
+        is_bad = reading.has_bad_results or reading.has_bad_gradients
+        return replace(self, num_in_a_row=self.num_in_a_row + 1 if is_bad else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverflowShare:
+    """Fires for the groups among whose results too many are beyond what a format holds, or nearly so.
+
+    Args:
+        above: the share that is too large.
+        headroom: counted is what exceeds the format's largest number divided by this.
+        format: which format; None is the one that the plan computes the group in.
+    """
+
+    above: float = 0.0
+    headroom: float = 2.0
+    format: str | None = None
+
+    def __post_init__(self) -> None:
+        faults = [] if 0.0 <= self.above < 1.0 else [f"above is {self.above}; it must be 0 or more, and below 1"]
+        if not 1.0 <= self.headroom < math.inf:
+            faults.append(f"headroom is {self.headroom}; it must be at least 1")
+        refuse(faults, type(self).__name__)
+        if self.format is not None:  # the value is frozen, but not out of its constructor yet
+            object.__setattr__(self, "format", get_format(self.format).name)
+
+    def judge(self, reading: Reading) -> Verdict:
+        """How near the share of each group comes to what is too large."""
+        if not reading.shares:
+            return CALM
+        levels = tuple(one / self.above if self.above else float(one > 0.0) for one in reading.shares)
+        causes = tuple(
+            f"{share:.2%} of its results beyond the format, the largest {peak:.3g}"
+            for share, peak in zip(reading.shares, reading.peaks, strict=True)
+        )
+        return Verdict(levels=levels, causes=causes, is_urgent=True)
+
+    def observe(self, reading: Reading) -> Self:  # noqa: ARG002 - the law of every trigger
+        """The trigger after the reading: itself."""
+        return self
+
+
+Trigger = LossCurvature | AbsoluteLossCurvature | LossSpike | GradNormSpike | NonFinite | OverflowShare
+
+
+def _check_history(trigger: "LossCurvature | LossSpike | GradNormSpike") -> None:
+    faults = [] if trigger.num_deviations > 0 else [f"num_deviations is {trigger.num_deviations}; it must be above 0"]
+    if not 1 <= trigger.min_history <= trigger.window:
+        faults.append(f"min_history is {trigger.min_history}; it must be 1 to window ({trigger.window})")
+    for name in ("min_rise", "min_octaves"):
+        value = getattr(trigger, name, 0.0)
+        if value < 0:
+            faults.append(f"{name} is {value}; it must be 0 or more")
+    refuse(faults, type(trigger).__name__)
+
+
+def _curvature(losses: tuple[float, ...], loss: float | None) -> float | None:
+    return None if loss is None or len(losses) < 2 else abs(loss - 2 * losses[-1] + losses[-2])
+
+
+def _octave(norm: float) -> float | None:
+    return math.log2(norm) if 0.0 < norm < math.inf else None
+
+
+def _loss_not_finite(reading: Reading) -> Verdict:
+    """All groups may be to blame, unless a trigger looks at their results, which tell more."""
+    return CALM if reading.peaks else Verdict(levels=(math.inf,), causes=(f"loss is {reading.loss}",), is_urgent=True)
+
+
+def _culprit(reading: Reading) -> tuple[int | None, str]:
+    """The group that lost numbers, and what is seen of it; None where all may have."""
+    bad_peaks = [place for place, one in enumerate(reading.peaks) if not math.isfinite(one)]
+    bad_norms = [place for place, one in enumerate(reading.norms) if not math.isfinite(one)]
+    if bad_peaks:
+        place, cause = bad_peaks[0], "its results are not finite"
+    elif reading.has_bad_results:
+        return None, f"loss is {reading.loss}"
+    elif bad_norms:
+        place = bad_norms[-1]
+        suspect = reading.suspects[place] if reading.suspects else ""
+        cause = f"gradient of {suspect} is not finite" if suspect else "its gradients are not finite"
+    else:
+        return None, "step skipped: gradients not finite"
+    is_raised = place < len(reading.raised) and reading.raised[place]
+    return (None, f"{cause}, in the safer format too") if is_raised else (place, cause)
