@@ -72,6 +72,18 @@ def norms_of(grads: Iterable[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(list(grads)))
 
 
+def wide_norms_of(grads: Iterable[Tensor]) -> Tensor:
+    """The 2-norm of each tensor of one dtype, in one tensor of at least fp32."""
+    several = list(grads)
+    dtype = torch.float64 if several[0].dtype is torch.float64 else torch.float32
+    return torch.stack(torch._foreach_norm(several, 2.0, dtype))
+
+
+def multiply_(tensors: Iterable[Tensor], factor: Tensor) -> None:
+    """Multiply tensors of one device and dtype in place by a 0-dim tensor there."""
+    torch._foreach_mul_(list(tensors), factor)
+
+
 def multiply_gradients_(rows: Iterable[Row], factor: Tensor) -> None:
     """Multiply the gradients in place by a 0-dim tensor."""
     torch._foreach_mul_([row[1] for row in rows], factor)
@@ -82,7 +94,7 @@ def _adam_group(optimizer: Any, group: dict[str, Any]) -> FusedGroup:
     optimizer._init_group(group, *lists)
     params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps = lists
     if steps:
-        torch._foreach_add_(steps, 1)
+        torch._foreach_add_(steps, torch.ones(()))  # a Python number would be made a tensor for each of them
     beta1, beta2 = group["betas"]
     update = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
     names = ("lr", "weight_decay", "eps", "amsgrad", "maximize")

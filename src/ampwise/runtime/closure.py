@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampwise.compat.optim import parameters_of
+from ampwise.compat.scaler import OptState
 
 
 class Overflowed(BaseException):
@@ -67,6 +68,36 @@ def step_undoably(
         if snapshot:
             snapshot.restore(optimizer)
         return overflow.loss
+
+
+def evaluate_unscaled(
+    closure: Callable[[], Any],
+    state: dict[str, Any],
+    *,
+    unscale: Callable[[], None],
+    num_scale_calls: Callable[[], int],
+) -> Any:
+    """Call the closure; its gradients, if it made any, are unscaled and finite after it.
+
+    Args:
+        closure: may scale, backpropagate and unscale as the loop around it would.
+        state: the scaler's of the optimizer.
+        unscale: unscales and tests the optimizer's gradients.
+        num_scale_calls: how often the scaler has scaled, by which a closure that made gradients is known.
+
+    Raises:
+        Overflowed: a gradient is not finite.
+    """
+    stage, state["stage"] = state["stage"], OptState.READY
+    before = num_scale_calls()
+    loss = closure()
+    if state["stage"] is OptState.READY and num_scale_calls() == before:
+        state["stage"] = stage
+    if state["stage"] is OptState.READY:
+        unscale()
+    if any(bool(found) for found in state["found_inf_per_device"].values()):
+        raise Overflowed(loss)
+    return loss
 
 
 def split_closure(

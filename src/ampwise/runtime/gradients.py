@@ -1,12 +1,14 @@
 """Finds an optimizer's gradients, in the form in which they can be unscaled and checked."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ampwise.compat.distributed import local_of, reduced
+from ampwise.compat.fused_step import multiply_
 from ampwise.compat.optim import name_of, parameters_of
 from ampwise.compat.scaler import sparse_values
 
@@ -16,8 +18,8 @@ Groups = dict[torch.device, dict[torch.dtype, list[Tensor]]]
 def grouped_gradients(optimizer: Optimizer, *, allow_fp16: bool) -> Groups:
     """The gradients by device and dtype, as real dense tensors that share their storage.
 
-    A sparse gradient gives its values, a complex one its real and imaginary parts. fp16 sparse gradients are
-    coalesced first: the sum of duplicates may overflow.
+    Of a sharded gradient (DTensor) it is the part that this rank holds. A sparse gradient gives its values, a complex
+    one its real and imaginary parts. fp16 sparse gradients are coalesced first: the sum of duplicates may overflow.
 
     Raises:
         ValueError: a gradient is fp16 and ``allow_fp16`` is not set.
@@ -43,15 +45,42 @@ def first_non_finite(named_parameters: Mapping[str, Tensor], *, limit: int = 5) 
         for name, param in named_parameters.items():
             if param.grad is None:
                 continue
-            values = sparse_values(param.grad) if param.grad.is_sparse else param.grad
+            grad = local_of(param.grad)  # asking all ranks would hang: only this one may look
+            values = sparse_values(grad) if grad.is_sparse else grad
             if not bool(values.isfinite().all()):
                 yield name
 
     return [name for name, _ in zip(names(), range(limit), strict=False)]
 
 
+def local_gradient(param: Tensor) -> Tensor | None:
+    """The gradient, or the part of it that this rank holds, sharing its memory; None where there is none.
+
+    A DTensor that still is to be summed over ranks is summed first: every rank must call this.
+    """
+    if param.grad is None:
+        return None
+    grad = reduced(param.grad)
+    if grad is not param.grad:
+        param.grad = grad
+    return local_of(grad)
+
+
+@torch.no_grad()
+def clip_by_norm_(params: Iterable[Tensor], norm: Tensor, *, max_norm: float) -> None:
+    """Multiply every gradient by what brings their common ``norm`` to ``max_norm``, as torch does; none grows."""
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for param in params:
+        grad = local_gradient(param)
+        if grad is not None:
+            groups[grad.device, grad.dtype].append(grad)
+    for (device, _), grads in groups.items():
+        multiply_(grads, factor.to(device))
+
+
 def _dense_and_real(param: Tensor) -> Tensor:
-    grad = param.grad
+    grad = local_gradient(param)
     assert grad is not None  # noqa: S101 - narrows the type; the caller has looked
     if grad.is_sparse:
         if grad.dtype is torch.float16:

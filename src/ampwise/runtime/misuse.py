@@ -74,6 +74,17 @@ def check_losses(loss: Any) -> tuple[Tensor, ...]:
     return losses
 
 
+NO_GRADIENT: Final = (
+    "None of its parameters has a gradient: the loss does not depend on them, backward() was not called, or the "
+    "optimizer was made before the model was replaced. Do not step it in this iteration."
+)
+
+
+def tells_of_no_gradient(error: AssertionError) -> bool:
+    """Whether torch's scaler says by it that an optimizer has no gradients to test."""
+    return "No inf checks were recorded for this optimizer" in str(error)
+
+
 _LOST_PEER: Final = ("closed by peer", "reset by peer", "remote process exited", "communicator was aborted")
 """What gloo and NCCL say where the other side of a connection is gone."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,20 +10,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampwise.compat.fused import start_momenta
-from ampwise.compat.scaler import (
-    OptState,
-    Replicator,
-    check_finite_,
-    found_inf_of,
-    fresh_optimizer_states,
-    unscale_and_check_,
-)
+from ampwise.compat.scaler import OptState, fresh_optimizer_states
 from ampwise.records.scaling import History
 from ampwise.records.scaling_signs import Sign, signs
 from ampwise.runtime import host
+from ampwise.runtime.accord import Accord
 from ampwise.runtime.buffers import BufferGuard
-from ampwise.runtime.closure import Overflowed, split_closure, step_undoably
-from ampwise.runtime.found_inf import gradients, share_found, sum_all_found, sum_found
+from ampwise.runtime.closure import evaluate_unscaled, split_closure, step_undoably
+from ampwise.runtime.distributed import Ballot, Found, Group, Ranks
+from ampwise.runtime.found_inf import check_all, share_found, sum_all_found, sum_found, unscale_all_
 from ampwise.runtime.gradient_watch import SAMPLE_INTERVAL, GradientWatch
 from ampwise.runtime.history import HistoryRing
 from ampwise.runtime.loss_scale import (
@@ -32,6 +28,7 @@ from ampwise.runtime.loss_scale import (
     LossScale,
     get_loss_scale,
 )
+from ampwise.runtime.misuse import NO_GRADIENT, tells_of_no_gradient
 from ampwise.runtime.named_losses import NamedLosses
 from ampwise.runtime.overflow import LossScaleWarning
 from ampwise.runtime.protect import attach, check_models
@@ -42,6 +39,7 @@ from ampwise.runtime.scaler_options import ScalerOptions, checked_scale
 from ampwise.runtime.suspects import Suspects, warn
 
 __all__ = ["GradScaler", "LossScaleWarning"]
+_OF_A_LOOP = ("last_step", "_guard", "_ring", "_watch", "_suspects", "_grad_norm", "_made_with", "_named_found")
 
 
 # It derives from torch's class, and overrides some of its methods, against this project's habit of composing:
@@ -67,9 +65,12 @@ class GradScaler(torch.amp.GradScaler):
         hysteresis: how many overflows in a row it takes to back off.
         loss_scale: in place of all these but ``device`` and ``enabled``: a loss scale, the name of one (``"headroom"``,
             ``"diffusion"``, ``"rl"``), or a fixed number. A dict gives losses that are scaled by a name a scale each.
+        process_group: the ranks that step together or not at all, where neither DTensors nor DistributedDataParallel
+            say so; a process group of torch's.
 
     Attributes:
         last_step: what the last ``step`` did.
+        accord: where other ranks are asked.
     """
 
     def __init__(  # noqa: PLR0913 - torch's own signature
@@ -85,6 +86,7 @@ class GradScaler(torch.amp.GradScaler):
         max_scale: float = LARGEST_SCALE,
         hysteresis: int = 1,
         loss_scale: LossScale | str | float | Mapping[str, LossScale | str | float] | None = None,
+        process_group: Group | None = None,
     ) -> None:
         named = loss_scale if isinstance(loss_scale, Mapping) else {}
         options = ScalerOptions(
@@ -97,14 +99,7 @@ class GradScaler(torch.amp.GradScaler):
             hysteresis=hysteresis,
             enabled=enabled,
         ).or_loss_scale(None if isinstance(loss_scale, Mapping) else loss_scale)
-        super().__init__(
-            device,
-            options.init_scale,
-            options.growth_factor,
-            options.backoff_factor,
-            options.growth_interval,
-            options.enabled,
-        )
+        super().__init__(device, *options.of_torch())
         self._min_scale, self._max_scale, self._hysteresis = options.min_scale, options.max_scale, options.hysteresis
         self._init_growth_tracker, self._headroom = options.growth_tracker, options.headroom
         self._memory = ScaleMemory(options)
@@ -114,11 +109,18 @@ class GradScaler(torch.amp.GradScaler):
         self._num_scale_calls = 0
         self._host_found: bool | None = None
         self._warns = True
+        self.accord = Accord(Ranks(process_group))
         self._begin_loop()
 
     @classmethod
     def from_loss_scale(
-        cls, loss_scale: LossScale, *, device: str, named: Mapping[str, LossScale] | None = None, warns: bool = True
+        cls,
+        loss_scale: LossScale,
+        *,
+        device: str,
+        named: Mapping[str, LossScale] | None = None,
+        warns: bool = True,
+        ranks: Ranks | None = None,
     ) -> "GradScaler":
         """A scaler that starts at ``loss_scale`` and moves by its rules; disabled for ``NoLossScale``.
 
@@ -127,9 +129,11 @@ class GradScaler(torch.amp.GradScaler):
             device: as torch's.
             named: the scales of named losses; without any, a new name starts from ``loss_scale``.
             warns: False if the caller watches for a scale at its minimum itself.
+            ranks: who trains together.
         """
         scaler = cls(device, loss_scale=loss_scale)
         scaler._warns = warns
+        scaler.accord = Accord(ranks or Ranks())
         if named:
             scaler._named = NamedLosses(named, None)
         scaler._begin_loop()
@@ -197,6 +201,15 @@ class GradScaler(torch.amp.GradScaler):
                 returned = self._step_with_closure(optimizer, closure, args, kwargs)
             self.last_step = self._result(optimizer)
         return returned
+
+    def ballot(self, optimizer: Optimizer) -> Ballot:
+        """What is known of the optimizer's unscaled gradients; what is settled there holds here."""
+        scale, _ = self._check_scale_growth_tracker("ballot")
+        found: Found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        has_gradients = bool(found)
+        if not has_gradients:
+            found[scale.device] = torch.zeros_like(scale)
+        return Ballot(found=found, has_gradients=has_gradients)
 
     def note_finite_step(self, optimizer: Optimizer) -> None:
         """Take in that somebody else unscaled this optimizer's gradients, found them finite and stepped it."""
@@ -299,6 +312,7 @@ class GradScaler(torch.amp.GradScaler):
         super().load_state_dict(state_dict)
         if not self._enabled:
             return
+        self.accord.forget_scale()
         self._memory.load(state_dict)
         self._named.load(state_dict.get("named", {}))
         self._forget_iteration()
@@ -311,12 +325,13 @@ class GradScaler(torch.amp.GradScaler):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        for name in ("last_step", "_guard", "_ring", "_watch", "_suspects", "_grad_norm", "_made_with", "_named_found"):
+        for name in (*_OF_A_LOOP, "accord"):
             del state[name]
         return {**state, "_named": self._named.copy()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self.accord = Accord(Ranks())
         self._begin_loop()
 
     def _begin_loop(self) -> None:
@@ -346,12 +361,9 @@ class GradScaler(torch.amp.GradScaler):
         allow_fp16: bool,  # noqa: FBT001 - torch's own signature
     ) -> dict[torch.device, Tensor]:
         self.measure(optimizer)
-        factors, findings = Replicator(inv_scale), Replicator(found_inf)
         may_overflow = self._may_overflow(inv_scale)
-        with torch.no_grad():
-            for device, grads in gradients(optimizer, allow_fp16=allow_fp16):
-                unscale_and_check_(grads, factors.get(device), findings.get(device), may_overflow=may_overflow)
-        return found_inf_of(findings)
+        found = unscale_all_(optimizer, inv_scale, found_inf, allow_fp16=allow_fp16, may_overflow=may_overflow)
+        return self.accord.agreed(optimizer, found, inv_scale if self._scale is None else self._scale)
 
     def _check_inf_per_device(self, optimizer: Optimizer) -> dict[Any, Any]:
         """Test what a fused optimizer's own unscaling will give."""
@@ -359,11 +371,8 @@ class GradScaler(torch.amp.GradScaler):
         self.measure(optimizer)
         if not self._may_overflow(scale.reciprocal()):
             return super()._check_inf_per_device(optimizer)
-        scales, findings = Replicator(scale), Replicator(torch.zeros((), dtype=torch.float32, device=scale.device))
-        with torch.no_grad():
-            for device, grads in gradients(optimizer, allow_fp16=True):
-                check_finite_(grads, findings.get(device), scale=scales.get(device))
-        found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found_inf_of(findings)
+        found = self.accord.agreed(optimizer, check_all(optimizer, scale), scale)
+        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found
         return found
 
     def _may_overflow(self, inv_scale: Tensor) -> bool:
@@ -393,13 +402,10 @@ class GradScaler(torch.amp.GradScaler):
         try:
             return super().step(optimizer, *args, **kwargs)
         except AssertionError as error:
-            if "No inf checks were recorded for this optimizer" not in str(error):
+            if not tells_of_no_gradient(error):
                 raise
             self._per_optimizer_states.pop(id(optimizer))
-            raise AssertionError(
-                f"{error} None of its parameters has a gradient: the loss does not depend on them, backward() was not "
-                "called, or the optimizer was made before the model was replaced. Do not step it in this iteration."
-            ) from error
+            raise AssertionError(f"{error} {NO_GRADIENT}") from error
 
     def _maybe_opt_step(self, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         scale, _ = self._check_scale_growth_tracker("step")
@@ -414,27 +420,14 @@ class GradScaler(torch.amp.GradScaler):
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is OptState.STEPPED:
             raise RuntimeError("step() has already been called since the last update().")
-        returned = step_undoably(optimizer, lambda: self._evaluate(optimizer, closure, state), args, kwargs)
+
+        def evaluate() -> Any:
+            unscale, num_calls = partial(self.unscale_, optimizer), lambda: self._num_scale_calls
+            return evaluate_unscaled(closure, state, unscale=unscale, num_scale_calls=num_calls)
+
+        returned = step_undoably(optimizer, evaluate, args, kwargs)
         state["stage"] = OptState.STEPPED
         return returned
-
-    def _evaluate(self, optimizer: Optimizer, closure: Callable[[], Any], state: dict[str, Any]) -> Any:
-        """Call the closure; its gradients, if it made any, are unscaled and finite after it.
-
-        Raises:
-            Overflowed: a gradient is not finite.
-        """
-        stage, state["stage"] = state["stage"], OptState.READY
-        num_scale_calls = self._num_scale_calls
-        loss = closure()
-        made_gradients = self._num_scale_calls != num_scale_calls
-        if state["stage"] is OptState.READY and not made_gradients:
-            state["stage"] = stage
-        if state["stage"] is OptState.READY:
-            self.unscale_(optimizer)
-        if any(bool(found) for found in state["found_inf_per_device"].values()):
-            raise Overflowed(loss)
-        return loss
 
     def _result(self, optimizer: Optimizer) -> StepResult:
         scale, _ = self._check_scale_growth_tracker("step")
@@ -474,10 +467,12 @@ class GradScaler(torch.amp.GradScaler):
         self._suspects.losses.clear()
 
     def _count_step(self, scale: Tensor, growth_tracker: Tensor, found: Tensor, before: Tensor) -> None:
-        self._named_found = self._named.advance()
+        self._named_found = self._named.advance(self.accord.ranks)
         if self._moves or self._named_found is None:
             state = self._memory.with_scale(scale, growth_tracker)
-            advance_(state, self._own(found), self._rules(), amax=self._watch.amax(before))
+            amax = self._watch.amax(before)
+            amax = amax if self._headroom is None else self.accord.largest(amax, before)
+            advance_(state, self._own(found), self._rules(), amax=amax)
         self._ring.add(scale=before, found_inf=found, grad_norm=self._grad_norm, shares=self._watch.shares())
         self._grad_norm, self._moves = None, False
         self._watch.forget()

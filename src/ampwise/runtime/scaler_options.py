@@ -47,6 +47,10 @@ class ScalerOptions:
         if self.hysteresis < 1:
             raise UsageError(f"hysteresis is {self.hysteresis}; give 1 (back off at once, torch's way) or more")
 
+    def of_torch(self) -> tuple[float, float, float, int, bool]:
+        """What torch's own scaler takes after the device, in its order."""
+        return self.init_scale, self.growth_factor, self.backoff_factor, self.growth_interval, self.enabled
+
     def or_loss_scale(self, given: Any) -> "ScalerOptions":
         """The options of ``given``, a loss scale or the name of one; these options where it is None.
 

@@ -13,16 +13,16 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ampwise._base.errors import RecordError, UsageError
-from ampwise.compat.optim import has_gradients, needs_closure, parameters_of, portable_state
+from ampwise.compat.optim import needs_closure, parameters_of, portable_state
 from ampwise.interpose.internal import announced, users_code
 from ampwise.observe.events import BUS, BackwardEnded, BackwardStarted, LoopEvent, PrecisionTaken, StepStarted
 from ampwise.plan.find import find_plan
 from ampwise.plan.plan import Plan
-from ampwise.runtime import host
 from ampwise.runtime.buffers import BufferGuard
 from ampwise.runtime.captured import CapturedStep, LossFunction, Recordable, Trace, num_warm_ups_of
 from ampwise.runtime.cast_hold import CastHold
 from ampwise.runtime.device import choose_precision
+from ampwise.runtime.distributed import Group, Ranks, find_agreement, peers_of
 from ampwise.runtime.findings import any_of, on_host, outcome_of, sum_of
 from ampwise.runtime.graph import graphs_for
 from ampwise.runtime.late_news import LateNews
@@ -39,6 +39,7 @@ from ampwise.runtime.misuse import (
 from ampwise.runtime.overflow import OverflowWatch, floor_of
 from ampwise.runtime.planned import apply_to_all, scale_of_plan
 from ampwise.runtime.preemption import watch_preemption
+from ampwise.runtime.preparation import Preparation
 from ampwise.runtime.regime import Regime
 from ampwise.runtime.result import StepResult
 from ampwise.runtime.scaler import GradScaler
@@ -81,6 +82,7 @@ class TrainStep:
             ``"rl"``) or a fixed number; or a dict of those, a scale for each loss of a ``step({"name": loss, ...})``.
         capture: ready the optimizers for ``capture``: their learning rate and step counts are kept on the device.
         on_preemption: after SIGTERM, called within the next step, when all of it is done; then the process ends with 0.
+        process_group: the ranks that step together or not at all, where neither DTensors nor ``modules`` say so.
 
     Attributes:
         fused: the optimizers given torch's fused kernel, being made with neither ``fused`` nor ``foreach`` (logged).
@@ -105,6 +107,7 @@ class TrainStep:
         loss_scale: AnyLossScale | Mapping[str, AnyLossScale] | None = None,
         capture: bool = False,
         on_preemption: Callable[[], object] | None = None,
+        process_group: Group | None = None,
     ) -> None:
         self.optimizers: tuple[Optimizer, ...] = as_tuple(optimizers)
         self.modules: tuple[Module, ...] = as_tuple(modules)
@@ -124,12 +127,26 @@ class TrainStep:
         self._params = list(dict.fromkeys(param for one in self.optimizers for param in parameters_of(one)))
         device = self._params[0].device
         self.plan = find_plan(plan) if isinstance(plan, str) else plan
+        ranks = Ranks(process_group, self.modules)
+        agreement = find_agreement(self._params, group=process_group, modules=self.modules)
+        peers = peers_of(self.modules, agreement)
         self.choice = choose_precision("fp32" if self.plan else precision, device=device)
+        if precision == "auto" and not self.plan and peers is not None:
+            self.choice = peers.first(self.choice)  # measured, and so perhaps not the same on every rank
         BUS.publish(PrecisionTaken(what=f"ampwise.TrainStep ({self.choice.precision})"))
         self._regime = Regime(precision=self.choice.precision, device_type=device.type)
         self.undo_plan = apply_to_all(self.modules, self.plan, optimizers=self.optimizers) if self.plan else None
         scale, named = self._regime.choose_loss_scale(scale_of_plan(self.plan) if loss_scale is None else loss_scale)
-        self.scaler = GradScaler.from_loss_scale(scale, named=named, device=device.type, warns=False)
+        self.scaler = GradScaler.from_loss_scale(scale, named=named, device=device.type, warns=False, ranks=ranks)
+        self._preparation = Preparation(
+            self.optimizers,
+            self._params,
+            self.scaler,
+            max_norm=clip_grad_norm,
+            max_value=clip_grad_value,
+            agreement=agreement,
+            peers=peers,
+        )
         names = name_parameters(self.modules, self.optimizers)
         if self.scaler.is_enabled():
             refuse_fp16_parameters(names)
@@ -377,41 +394,10 @@ class TrainStep:
 
     def _step(self, losses: tuple[Tensor, ...], *, correction: float) -> StepResult:
         self._casts.drop()
-        stepping = [one for one in self.optimizers if has_gradients(one)]
-        if not stepping:
-            raise UsageError(
-                "no parameter of the optimizers has a gradient: the loss does not depend on them. Give the optimizer "
-                "model.parameters() of the model that made the loss, after any model.to(...)"
-            )
         self.fused = unfuse_misfits(self.optimizers, self.fused)
-        self.scaler.measure(*stepping)
-        update = self._plan_update(stepping, correction=correction)
-        norm = update.norm if update else self._prepare(stepping, correction=correction)
-        results = [self._step_one(one, norm, update=update) for one in stepping]
-        return self._end(stepping, results, losses, norm)
-
-    def _plan_update(self, stepping: Sequence[Optimizer], *, correction: float) -> ClippedUpdate | None:
-        """On a CPU, the update group by group; None where torch's own sequence is to be taken."""
-        is_on_cpu = all(map(host.reads_freely, self._params))
-        if correction != 1.0 or self._clip_grad_norm is None or not is_on_cpu:
-            return None
-        scale = self.scaler.snapshot_scale()
-        value = 1.0 if scale is None else scale.item()
-        return ClippedUpdate.plan(stepping, self._params, scale=value, max_norm=self._clip_grad_norm)
-
-    def _prepare(self, stepping: Sequence[Optimizer], *, correction: float) -> Tensor | None:
-        """Unscale, correct a short window and clip, as far as asked for."""
-        if correction == 1.0 and self._clip_grad_norm is None and self._clip_grad_value is None:
-            return None
-        for one in stepping:
-            self.scaler.unscale_(one)
-        if self._clip_grad_norm is not None and len(stepping) > 1 and self.scaler.is_enabled():
-            self.scaler.skip_together(stepping)
-        if correction != 1.0:
-            for param in self._params:
-                if param.grad is not None:
-                    param.grad.mul_(correction)
-        return clip_(self._params, max_norm=self._clip_grad_norm, max_value=self._clip_grad_value)
+        ready = self._preparation.prepare(correction=correction)
+        results = [self._step_one(one, ready.norm, update=ready.update) for one in ready.stepping]
+        return self._end(ready.stepping, results, losses, ready.norm)
 
     def _step_one(
         self,
