@@ -79,6 +79,15 @@ def test_check_finds_what_does_not_fit(folder):
     ]
 
 
+def test_a_presets_rules_for_other_models_are_one_line_and_no_misfit(folder):
+    result = ran(folder, "check", "fp16-safe", "--", "gan.py")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == (
+        'ampwise: no module for "*rotary*", "*.router", "*.gate", "*norm*", "*.vae": '
+        "a preset has these rules for other models\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("source", "status", "said"),
     [

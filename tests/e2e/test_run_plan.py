@@ -80,6 +80,24 @@ def test_a_rule_that_matched_nothing_is_told(folder):
     assert '"layers.*.w0" matches no module; did you mean "layers.*.wo"?' in done.stderr
 
 
+def test_a_plan_that_a_script_with_its_own_autocast_ends_is_told_of_at_once(folder):
+    own = SCRIPT.replace("    loss = ", "    with torch.autocast('cpu', torch.bfloat16): loss = ")
+    (folder / "own.py").write_text(
+        own.replace("print(loss", "import sys; print('the script', file=sys.stderr); print(loss")
+    )
+    done = ampwise(folder, "run", "--plan", "plan.toml", "own.py")
+    assert done.returncode == 0
+    first, *_ = done.stderr.splitlines()
+    assert first.startswith(
+        "ampwise: the plan ends here: the script's own mixed precision is left to it: torch.autocast"
+    )
+    assert (
+        done.stderr.index("plan ends here")
+        < done.stderr.index("the script\n")
+        < done.stderr.index("note: plan: not in")
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -92,6 +110,17 @@ def test_mistakes_are_told_before_anything_runs(folder, words, text):
     done = ampwise(folder, "run", *words, "train.py")
     assert (done.returncode, done.stdout) == (2, "")
     assert text in done.stderr
+
+
+def test_a_refusal_to_a_script_is_not_called_a_fault_of_ampwises(folder):
+    (folder / "twice.py").write_text(
+        "import ampwise, torch\nmodel = torch.nn.Linear(4, 4)\n"
+        "ampwise.apply_plan(model, 'bf16')\nampwise.apply_plan(model, 'bf16')\n"
+    )
+    done = ampwise(folder, "run", "twice.py")
+    assert done.returncode == 1
+    assert "a plan is in effect on this model already" in done.stderr
+    assert "fault of ampwise" not in done.stderr
 
 
 @pytest.mark.slow

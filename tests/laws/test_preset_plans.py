@@ -66,7 +66,7 @@ def outcome(call, net):
     return [out.detach(), x.grad, *(p.grad for p in net.parameters())]
 
 
-@pytest.mark.filterwarnings("ignore:plan. rules")  # a preset names modules of other models too
+@pytest.mark.filterwarnings("ignore:plan. no module for")  # a preset names modules of other models too
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_compiled_equals_eager(name, backend):
@@ -86,7 +86,7 @@ def test_compiled_equals_eager(name, backend):
             assert torch.allclose(one.float(), other.float(), atol=0.03, rtol=0.1)
 
 
-@pytest.mark.filterwarnings("ignore:plan. rules")
+@pytest.mark.filterwarnings("ignore:plan. no module for")
 def test_the_model_has_a_place_for_every_rule_on_modules():
     from ampwise.runtime.plan_places import bind
 

@@ -174,11 +174,12 @@ def _at_layout(plan: Plan, layout: "LayoutRecord | None") -> dict[str, Any]:
 
 
 def _warn(plan: Plan, layout: "LayoutRecord") -> bool:
-    """Say where the plan does not fit the models; whether anything was said."""
-    from ampwise.cli.plan_script import misfits_with
+    """Say where the plan does not fit the models, and which rules of a preset are for others; whether it does not."""
+    from ampwise.cli.plan_script import idle_rules_in, misfits_with
 
     found = misfits_with(plan, layout)
-    for line in found:
+    idle = idle_rules_in(plan, layout)
+    for line in (*found, *(() if idle is None else (idle,))):
         say(line)
     return bool(found)
 

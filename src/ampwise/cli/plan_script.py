@@ -10,7 +10,7 @@ from ampwise._base.errors import CannotRunError
 from ampwise._base.text import inert, inert_line
 from ampwise.cli.exits import say
 from ampwise.cli.unwind import signals_unwind
-from ampwise.plan.binding import misfits
+from ampwise.plan.binding import gathered, idle_in_words, misfits
 from ampwise.plan.plan import Plan, Resolved
 from ampwise.records.layout import LayoutRecord, ModuleEntry
 from ampwise.runner.script import Target
@@ -68,10 +68,20 @@ def module_formats(plan: Plan, layout: LayoutRecord) -> list[ModuleFormat]:
 
 def misfits_with(plan: Plan, layout: LayoutRecord) -> tuple[str, ...]:
     """Where the plan does not fit the models."""
+    return tuple(gathered(misfits(plan, _paths(layout)), [entry.path for entry in layout.modules]))
+
+
+def idle_rules_in(plan: Plan, layout: LayoutRecord) -> str | None:
+    """A sentence for the rules that a preset has for other models; None where there are none."""
+    idle = idle_in_words(plan, _paths(layout))
+    return None if idle is None else f"no module for {idle}"
+
+
+def _paths(layout: LayoutRecord) -> dict[str, list[str]]:
     modules: dict[str, list[str]] = {}
     for entry in layout.modules:
         modules.setdefault(entry.root, []).append(entry.path)
-    return misfits(plan, modules)
+    return modules
 
 
 def format_lines(plan: Plan, formats: list[ModuleFormat]) -> Iterator[str]:

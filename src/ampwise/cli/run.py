@@ -221,7 +221,7 @@ def _run(target: Target, spec: LaunchSpec, voice: _Voice, leaving: _Leaving) -> 
     def on_error(error: BaseException) -> int:
         sentence = missing_cuda(error)
         if sentence is None:
-            place = own_place(error)
+            place = None if isinstance(error, AmpwiseError) else own_place(error)  # a refusal is no fault
             status = show_error(error)
             if place is not None:
                 say(f"the error was raised in ampwise itself, at {place}; this is a fault of ampwise's")

@@ -2,12 +2,14 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher, get_close_matches
+from functools import cache
 from typing import Final
 
 from ampwise._base.text import inert_line
 from ampwise.plan.checks import quoted
 from ampwise.plan.patterns import REGEX, is_match
 from ampwise.plan.plan import Plan, Rule
+from ampwise.plan.presets import presets
 
 _NO_MODULE: Final = " matches no module"
 """How a sentence ends that tells of a rule which means no module, nor one like it."""
@@ -17,6 +19,8 @@ def misfits(
     plan: Plan, modules: Mapping[str, Collection[str]], *, operators: Iterable[str] | None = None
 ) -> tuple[str, ...]:
     """What is to be warned of before the plan is applied to a model, each with the rule's path.
+
+    A preset's rule that means no module is not: ``idle_in_words`` tells of those.
 
     Args:
         plan: the plan.
@@ -32,8 +36,24 @@ def misfits(
     )
 
 
+def idle_in_words(plan: Plan, modules: Mapping[str, Collection[str]]) -> str | None:
+    """One sentence for the rules that a preset has for other models than this; None where there are none."""
+    idle = [
+        quoted(rule.module or "") for rule in plan.rules if rule in _preset_rules() and not _has_module(rule, modules)
+    ]
+    if not idle:
+        return None
+    return f"{', '.join(idle)}: a preset has {'this rule' if len(idle) == 1 else 'these rules'} for other models"
+
+
+def has_place(plan: Plan, modules: Mapping[str, Collection[str]]) -> bool:
+    """Whether any of the plan's rules on modules means one of these; true where it has no such rules."""
+    own = [rule for rule in plan.rules if rule.module is not None]
+    return not own or any(_has_module(rule, modules) for rule in own)
+
+
 def gathered(sentences: Iterable[str], paths: Iterable[str]) -> Iterator[str]:
-    """One sentence for all rules that match nothing and resemble nothing, as a preset for many models has them."""
+    """One sentence for all rules that match nothing and resemble nothing."""
     idle: list[str] = []
     for sentence in sentences:
         if sentence.endswith(_NO_MODULE):
@@ -52,11 +72,13 @@ def _misfit(
     plan: Plan, index: int, rule: Rule, modules: Mapping[str, Collection[str]], called: frozenset[str] | None
 ) -> str | None:
     places = [(root, path) for root, paths in modules.items() for path in paths]
-    if rule.module is not None and not any(is_match(rule.module, path, root=root) for root, path in places):
+    if rule.module is not None and not _has_module(rule, modules):
+        if rule in _preset_rules():
+            return None
         return f"rules[{index}].module: {quoted(rule.module)} {_NO_MODULE.strip()}{_nearest(rule.module, places)}"
     if called is not None and rule.operators is not None and called.isdisjoint(rule.operators):
         return f"rules[{index}].op: {quoted(rule.op or '')} is called nowhere in the model"
-    overruled = _overruled_by(plan, index, rule, places)
+    overruled = _overruled_by(plan, rule, places)
     if overruled:
         others = " and ".join(f"rules[{one}] ({plan.rules[one].place()})" for one in sorted(overruled))
         return (
@@ -65,17 +87,34 @@ def _misfit(
     return None
 
 
-def _overruled_by(plan: Plan, index: int, rule: Rule, places: Iterable[tuple[str, str]]) -> set[int]:
-    """The later rules that decide wherever this one holds; none where it decides somewhere."""
+@cache
+def _preset_rules() -> frozenset[Rule]:
+    """Every rule of every preset: for models of certain kinds, and so without effect in the others."""
+    return frozenset(rule for row in presets().values() for rule in row.plan.rules)
+
+
+def _has_module(rule: Rule, modules: Mapping[str, Collection[str]]) -> bool:
+    """Whether the rule means one of the modules; a rule on operators alone means them all."""
+    return rule.module is None or any(
+        is_match(rule.module, path, root=root) for root, paths in modules.items() for path in paths
+    )
+
+
+def _overruled_by(plan: Plan, rule: Rule, places: Iterable[tuple[str, str]]) -> set[int]:
+    """The later rules that decide wherever this one holds, and otherwise; none where nothing is lost by them."""
     operators, found = rule.operators, set[int]()
     for root, path in places:
         if not rule.holds_at(path, operators, root=root):
             continue
         decided = plan.decide(path, operators, root=root).index
-        if decided == index or decided is None:
+        if decided is None or _asks_for_the_same(plan.rules[decided], rule):
             return set()
         found.add(decided)
     return found
+
+
+def _asks_for_the_same(one: Rule, other: Rule) -> bool:
+    return one.wanted == other.wanted and (one.op is None) == (other.op is None)
 
 
 def _nearest(pattern: str, places: Iterable[tuple[str, str]]) -> str:

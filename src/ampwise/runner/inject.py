@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The precisions that are autocast's; the others are the hardware's."""
 
+_PLAN_LEFT = (
+    "plan: not in effect in a script with its own mixed precision; there the script itself applies it: "
+    "ampwise.apply_plan(model, PLAN)"
+)
+
 
 class Injected:
     """What became of an injected precision so far."""
@@ -80,6 +85,7 @@ def inject(
     plan: "Plan | None" = None,
     loss_scale: "LossScale | None" = None,
     rules_stay: bool = False,
+    on_plan_left: Callable[[str], None] | None = None,
     bus: EventBus = BUS,
 ) -> Generator[Injected]:
     """Let a precision take effect for whatever training loop runs meanwhile, and publish the loop's events.
@@ -92,13 +98,14 @@ def inject(
         plan: Whose rules hold beside that precision, which is its default.
         loss_scale: fp16's loss scale to start from; None starts torch's dynamic one.
         rules_stay: The plan's rules hold in a script with its own mixed precision too.
+        on_plan_left: Told at once where a plan ends for the script's own mixed precision, and of what.
         bus: Where the loop's events go.
     """
     injected = Injected()
     with ExitStack() as stack:
         if choice.emulated:  # outside of all that the script's own mixed precision puts an end to
             stack.enter_context(emulated(choice.precision))
-        effect = _Effect(choice, lists, loss_scale, injected, plan, rules_stay=rules_stay)
+        effect = _Effect(choice, lists, loss_scale, injected, plan, rules_stay=rules_stay, on_plan_left=on_plan_left)
         stack.callback(bus.subscribe(StepOutcome, injected.count))
         stack.enter_context(LoopWatcher(bus, judge=effect.judge))
         stack.callback(bus.subscribe(StepOutcome, effect.settle))
@@ -122,8 +129,10 @@ class _Effect:
         plan: "Plan | None" = None,
         *,
         rules_stay: bool = False,
+        on_plan_left: Callable[[str], None] | None = None,
     ) -> None:
         self._plan = plan
+        self._on_plan_left = on_plan_left
         self._rules_stay = rules_stay
         self._choice = choice
         self._lists = lists
@@ -159,8 +168,16 @@ class _Effect:
         """Step back for the script's own mixed precision; while Dynamo is at work, only after the step."""
         if self._injected.left_alone is None:
             self._injected.left_alone = what
+            self._tell_of_plan(what)
         if not in_dynamo:
             self.settle()
+
+    def _tell_of_plan(self, what: str) -> None:
+        if self._plan is None or self._rules_stay:
+            return
+        self._injected.note(_PLAN_LEFT)
+        if self._on_plan_left is not None:
+            self._on_plan_left(what)
 
     def leave_to(self, taken: PrecisionTaken) -> None:
         """Step back for a loop that says itself that it governs its precision."""

@@ -14,7 +14,8 @@ from ampwise.compat.modules import is_replica
 from ampwise.interpose.module_call import MODULE_CALL
 from ampwise.interpose.seam import intercept
 from ampwise.observe.modules import ModuleNames
-from ampwise.plan.binding import gathered
+from ampwise.plan.binding import gathered, idle_in_words
+from ampwise.plan.pinning import outdated_pin
 from ampwise.plan.plan import Plan
 from ampwise.runner.script import RefusedRun
 from ampwise.runtime.cast_forward import cast_forward_of
@@ -56,6 +57,8 @@ class PlanRules:
     def notes(self) -> Iterator[str]:
         """What each rule held for, and which held for nothing."""
         if not self._paths:
+            outdated = outdated_pin(self._plan)
+            yield from () if outdated is None else (f"plan: {outdated}",)
             return
         for index, paths in sorted(self._matches.items()):
             rule = self._plan.rules[index]
@@ -64,6 +67,9 @@ class PlanRules:
         sentences = without_effect(self._plan, models, matches=self._matches, uncalled=self._uncalled)
         for sentence in gathered(sentences, [path for paths in models.values() for path in paths]):
             yield f"plan: {sentence}"
+        idle = idle_in_words(self._plan, models)
+        if idle is not None:
+            yield f"plan: no module for {idle}"
 
     def _around_call(self, proceed: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         if module not in self._known and not is_replica(module):

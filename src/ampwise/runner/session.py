@@ -24,6 +24,7 @@ from ampwise.runner.watch import StepWatch
 if TYPE_CHECKING:
     from ampwise.instruments.memory import PeakMemory
     from ampwise.instruments.steps import StepWatcher
+    from ampwise.instruments.switches import SwitchWatch
     from ampwise.observe.modules import ModuleStack
     from ampwise.plan.plan import Plan
     from ampwise.records.crash import CrashRecord
@@ -57,6 +58,7 @@ class Session:
         self._allocator = "system"
         self._injected: Injected | None = None
         self._steps: StepWatcher | None = None
+        self._switches: SwitchWatch | None = None
         self._memory: PeakMemory | None = None
         self._instruments: dict[str, Instrument] = {}
         self._modules: ModuleStack | None = None
@@ -157,6 +159,7 @@ class Session:
             watching_ms=self._steps.cost_ms if self._steps else None,
             left_alone=injected.left_alone if injected else None,
             notes=self._all_notes(),
+            switches=self._switches.record() if self._switches else (),
             **sections,
         )
 
@@ -195,6 +198,7 @@ class Session:
                 plan=_plan_of(spec),
                 loss_scale=_loss_scale_of(spec),
                 rules_stay=spec.rules_stay,
+                on_plan_left=_say_plan_left if spec.summary and not self._is_child and spec.record is None else None,
             )
         )
         if spec.amp is not Amp.KEPT:  # within what looks at the script's own mixed precision, which then sees none
@@ -222,8 +226,10 @@ class Session:
     def _add_instruments(self) -> None:
         from ampwise.instruments.memory import PeakMemory
         from ampwise.instruments.steps import StepWatcher
+        from ampwise.instruments.switches import SwitchWatch
 
         self._steps = self._stack.enter_context(StepWatcher(BUS))
+        self._switches = self._stack.enter_context(SwitchWatch(BUS))
         if self.spec.memory_step is not None:
             self._memory = self._stack.enter_context(PeakMemory(BUS, step=self.spec.memory_step))
         if self.spec.instruments:
@@ -271,6 +277,10 @@ def session(
         yield current
     finally:
         current.close()
+
+
+def _say_plan_left(what: str) -> None:
+    sys.stderr.write(f"ampwise: the plan ends here: the script's own mixed precision is left to it: {what}\n")
 
 
 def _plan_of(spec: LaunchSpec) -> "Plan | None":

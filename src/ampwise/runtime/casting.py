@@ -1,7 +1,7 @@
 """Puts a plan into effect on a model, and takes it back."""
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from ampwise.interpose.cast_lists import has_cuda_lists, share_cuda_lists
 from ampwise.interpose.replicate import REPLICATE
 from ampwise.interpose.seam import Undo, intercept, once
 from ampwise.observe.modules import unwrapped
-from ampwise.plan.binding import gathered
+from ampwise.plan.binding import gathered, has_place, idle_in_words
 from ampwise.plan.find import find_plan
 from ampwise.plan.plan import Lists, Plan, Updates
 from ampwise.runtime.cast_forward import CastForward, cast_forward_of
@@ -74,8 +74,7 @@ def apply_plan(model: nn.Module, plan: Plan | str, *, optimizers: Optimizer | Se
         put(bound, device_type=device_type, stack=stack, outermost=model)
         if bound.float8:
             stack.callback(linears_in_float8(model, bound.float8))
-        idle = without_effect(plan, {"": bound.paths}, matches=bound.matches, uncalled=bound.uncalled)
-        for sentence in gathered(idle, bound.paths):
+        for sentence in _warnings(plan, bound):
             warnings.warn(f"plan: {sentence}", stacklevel=2)
         return once(stack.pop_all().close)
     raise AssertionError  # no ExitStack swallows an exception that nothing in it swallows
@@ -153,6 +152,16 @@ def _switch(plan: Plan, bound: Bound, device_type: str, stack: ExitStack) -> Non
             f"the plan asks for torch's own cast lists, but the whole process uses CUDA's for {device_type}; "
             'undo the plan that uses them, or write lists = "cuda" in this one'
         )
+
+
+def _warnings(plan: Plan, bound: Bound) -> Iterator[str]:
+    """What the plan does not do on the model, though it says so."""
+    modules = {"": bound.paths}
+    idle = without_effect(plan, modules, matches=bound.matches, uncalled=bound.uncalled)
+    yield from gathered(idle, bound.paths)
+    if not has_place(plan, modules):  # else a preset's other rules are for other models
+        others = idle_in_words(plan, modules)
+        yield from () if others is None else (f"no module for {others}",)
 
 
 def _replace_forward(module: nn.Module, forward: CastForward) -> Undo:

@@ -1,7 +1,8 @@
 import pytest
 
-from ampwise.plan.binding import misfits
+from ampwise.plan.binding import gathered, has_place, idle_in_words, misfits
 from ampwise.plan.plan import Plan, Rule
+from ampwise.plan.presets import presets
 
 MODEL = {"": ["", "layers", "layers.0", "layers.0.wi", "layers.0.wo", "layers.1", "layers.1.wo", "head"]}
 GAN = {"generator": ["", "conv"], "critic": ["", "conv", "fc"]}
@@ -40,6 +41,34 @@ def test_a_rule_that_is_overruled_everywhere_names_those_that_overrule_it():
         "rules[0]: layers.*.wo never decides: rules[1] (layers.0) and rules[2] (layers.1) below it hold there"
     )
     assert misfits(plan(wo, parts[0]), MODEL) == ()
+
+
+def test_a_rule_that_is_overruled_by_the_same_formats_has_lost_nothing():
+    wo = Rule(module="layers.*.wo", compute="fp32")
+    assert misfits(plan(wo, Rule(module="layers", compute="fp32")), MODEL) == ()
+    assert misfits(plan(Rule(op="rms_norm", compute="fp32"), Rule(op="norm", compute="fp32")), MODEL) == ()
+    softmax = Rule(op="softmax", module="layers.*", compute="bf16")  # which the lists have in fp32 in that region
+    (said,) = misfits(plan(softmax, Rule(module="layers", compute="bf16")), MODEL)
+    assert "never decides" in said
+
+
+def test_what_a_preset_has_for_other_models_is_no_misfit_and_said_in_one_line():
+    safe = presets()["fp16-safe"].plan
+    assert misfits(safe, MODEL) == ()
+    assert idle_in_words(safe, MODEL) == (
+        '"*rotary*", "*.router", "*.gate", "*norm*", "*.vae": a preset has these rules for other models'
+    )
+    assert idle_in_words(plan(Rule(module="xylophone", compute="fp32")), MODEL) is None
+    assert has_place(safe, MODEL)
+    assert not has_place(presets()["moe"].plan, MODEL)
+    assert has_place(plan(), MODEL)
+
+
+def test_rules_that_resemble_nothing_share_a_sentence():
+    rules = [Rule(module=name, compute="fp32") for name in ("xylophone", "layers.*.w0", "zither")]
+    near, rest = gathered(misfits(plan(*rules), MODEL), MODEL[""])
+    assert near.endswith('did you mean "layers.*.wo"?')
+    assert rest == 'rules on "xylophone", "zither": no module is called so (the model\'s begin with layers, head)'
 
 
 def test_operators_count_in_what_decides():

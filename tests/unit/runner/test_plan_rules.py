@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from ampwise.plan.plan import Plan, Rule
+from ampwise.plan.presets import presets
 from ampwise.runner.inject import inject
 from ampwise.runner.script import RefusedRun
 from ampwise.runner.spec import Lists
@@ -118,6 +119,7 @@ def test_the_scripts_own_mixed_precision_ends_the_rules(x):
             model(x)
         assert model.wo.seen[1] is BF16
         assert injected.left_alone is not None
+    assert injected.notes[0].startswith("plan: not in effect in a script with its own mixed precision")
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -143,6 +145,19 @@ def test_what_cannot_be_done_ends_the_run(x):
     with running({"module": "wo", "compute": "fp8_e4m3"}), pytest.raises(RefusedRun) as refused:
         script()
     assert "rules[0].compute" in str(refused.value.error)
+
+
+def test_a_preset_tells_of_the_rules_that_are_for_other_models(x):
+    choice = Choice(precision="fp16", reason="asked for", slow_factor=None, device="cpu")
+    with inject(choice=choice, lists=Lists.STOCK, plan=presets()["t5"].plan) as injected:
+        Model()(x)
+    assert injected.notes[-1] == 'plan: no module for "*norm*": a preset has this rule for other models'
+
+
+def test_an_older_torchs_lists_are_told_of_where_no_rule_is(x):
+    with running(torch="1.9") as injected:
+        Model()(x)
+    assert injected.notes[0].startswith('plan: torch = "1.9": the installed torch is')
 
 
 def test_rules_that_mean_another_model_are_told_in_one_line(x):
