@@ -1,0 +1,84 @@
+"""A process of several that dies, or is told to leave: the others learn of it, and training goes on exactly."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "helpers" / "elastic.py"
+NUM_STEPS = 12
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+
+
+def torchrun(folder, *options, num_ranks, num_restarts=0, timeout_s=240):
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    command += [f"--max-restarts={num_restarts}", str(SCRIPT), str(folder), str(NUM_STEPS), *map(str, options)]
+    # After a restart the ranks must not find the addresses of those before in torchrun's own store.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return subprocess.run(
+        command, check=False, capture_output=True, text=True, env=environment, timeout=timeout_s, cwd=folder
+    )
+
+
+def ends(folder, num_ranks):
+    return [json.loads((folder / f"end{rank}").read_text()) for rank in range(num_ranks)]
+
+
+def forked(tmp_path, num_ranks, *launches):
+    """The statuses and the checkpoints after each of several launches, and what was said on stderr."""
+    code = f"""
+import sys, json
+from pathlib import Path
+sys.path.insert(0, {str(SCRIPT.parent)!r})
+from elastic import launch
+def run(folder, *options):
+    statuses = launch({num_ranks}, folder, *options)
+    return statuses, sorted(one.name for one in folder.glob("step*"))
+print(json.dumps([run(Path(name), *options) for name, *options in json.loads(sys.argv[1])]))
+"""
+    given = [[str(tmp_path / name), NUM_STEPS, *options] for name, *options in launches]
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(given)],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def test_one_rank_told_to_leave_takes_all_along_after_the_same_step(tmp_path):
+    (left, files), (resumed, _), (whole, _) = forked(tmp_path, 2, ("a", "--preempt", 1, 4), ("a",), ("whole",))[0]
+    assert left == resumed == whole == [0, 0]
+    assert files == ["step5.rank0", "step5.rank1"]
+    assert ends(tmp_path / "a", 2) == ends(tmp_path / "whole", 2)
+
+
+def test_when_a_rank_is_killed_the_other_ends_with_an_explanation(tmp_path):
+    ((statuses, _),), said = forked(tmp_path, 2, ("a", "--kill", 1, 7))
+    assert statuses == [1, -signal.SIGKILL]
+    assert "Another process of this training has ended or cannot be reached" in said
+
+
+@pytest.mark.slow
+def test_a_killed_rank_ends_the_others_and_training_resumes_exactly(tmp_path):
+    whole = torchrun(tmp_path / "whole", num_ranks=4)
+    assert whole.returncode == 0, whole.stderr
+    expected = ends(tmp_path / "whole", 4)
+    assert len({one["trained"] for one in expected}) == 1
+    assert len({str(one["random"]) for one in expected}) == 4
+    alone = torchrun(tmp_path / "alone", "--kill", 2, 7, num_ranks=4, timeout_s=120)
+    assert alone.returncode == 1
+    assert "Root Cause" in alone.stderr
+    assert "Signal 9 (SIGKILL)" in alone.stderr
+    restarted = torchrun(tmp_path / "killed", "--kill", 2, 7, num_ranks=4, num_restarts=1)
+    assert restarted.returncode == 0, restarted.stderr
+    assert ends(tmp_path / "killed", 4) == expected
