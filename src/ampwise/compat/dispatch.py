@@ -2,7 +2,8 @@
 
 Private names: ``torch._C.DispatchKey``, ``DispatchKeySet``, ``_ExcludeDispatchKeyGuard`` and
 ``_dispatch_get_registrations_for_dispatch_key``; ``_dispatch_has_computed_kernel_for_dispatch_key``;
-``_are_functorch_transforms_active``; ``OpOverload._op`` and ``_schema``; ``Library._destroy``.
+``_are_functorch_transforms_active``; ``_len_torch_dispatch_stack``; ``OpOverload._op`` and
+``_schema``; ``Library._destroy``.
 """
 
 import warnings
@@ -142,3 +143,8 @@ def _implement(kernels: Mapping[str, Kernel], key: str, *, with_keys: bool) -> C
         library._destroy()
         raise
     return library._destroy
+
+
+def is_watched() -> bool:
+    """Whether a dispatch mode sees this thread's operators, and would not see another thread's."""
+    return torch._C._len_torch_dispatch_stack() > 0

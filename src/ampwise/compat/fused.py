@@ -28,6 +28,7 @@ def fuse(optimizer: Optimizer) -> bool:
         return False  # an unfused optimizer's step counts are on the CPU, and the device's kernel wants them there
     for group in optimizer.param_groups:
         group["fused"] = True
+    optimizer.defaults["fused"] = True  # of groups that are added later
     optimizer._step_supports_amp_scaling = True  # pyright: ignore[reportAttributeAccessIssue] - as its constructor does
     return True
 
@@ -38,15 +39,17 @@ def fits_fused(optimizer: Optimizer) -> bool:
     They know no sparse gradients. And on the CPU they walk through memory without looking at strides: where those of a
     gradient or of a momentum differ from the parameter's they give wrong parameters without a word.
     """
+    states = optimizer.state
     for group in optimizer.param_groups:  # at every step for every parameter: loops are faster than generators
         for param in group["params"]:
             grad = param.grad
             if grad is None:
                 continue
-            if grad.is_sparse or not _is_alike(param, grad):
+            strides = param.stride()
+            if grad.is_sparse or not (grad.stride() == strides or _is_alike(param, grad)):
                 return False
-            for one in optimizer.state.get(param, {}).values():
-                if isinstance(one, Tensor) and one.dim() and not _is_alike(param, one):
+            for one in states[param].values() if param in states else ():
+                if isinstance(one, Tensor) and one.dim() and not (one.stride() == strides or _is_alike(param, one)):
                     return False
     return True
 
@@ -63,6 +66,7 @@ def unfuse(optimizer: Optimizer) -> None:
     """Take ``fuse`` back."""
     for group in optimizer.param_groups:
         group["fused"] = None
+    optimizer.defaults["fused"] = None
     optimizer._step_supports_amp_scaling = False  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -144,9 +148,7 @@ def _has_own_step(optimizer: Optimizer) -> bool:
 
 
 def _is_alike(param: Tensor, other: Tensor) -> bool:
-    """Whether equal places in memory hold equal elements; a dimension of one element may have any stride."""
-    if param.stride() == other.stride():
-        return True
+    """Whether equal places in memory hold equal elements: a dimension of one element may have any stride."""
     strides = zip(param.shape, param.stride(), other.stride(), strict=True)
     return all(size == 1 or mine == its for size, mine, its in strides)
 
@@ -163,16 +165,20 @@ def _is_plain(param: Tensor) -> bool:
 
 
 def _is_group_divisible(optimizer: Optimizer, group: dict[str, Any]) -> bool:
-    with_gradients = [param for param in group["params"] if param.grad is not None]
-    if not group["fused"] or isinstance(group["lr"], Tensor) or not all(map(_is_dense_fp32, with_gradients)):
+    if not group["fused"] or isinstance(group["lr"], Tensor):
         return False
+    for param in group["params"]:
+        grad = param.grad
+        if grad is None:
+            continue
+        if type(param) not in _PLAIN or type(grad) not in _PLAIN or grad.is_sparse:
+            return False  # a shard's (DTensor's) norm is not that of the whole
+        if grad.dtype is not torch.float32 or param.dtype is not torch.float32:
+            return False
     # fused SGD is told of a whole group at once whether this is its first step
-    momenta = {optimizer.state.get(param, {}).get("momentum_buffer") is None for param in with_gradients}
-    return not group.get("momentum") or len(momenta) < 2
+    return not group.get("momentum") or len(_momenta_known(optimizer, group)) < 2
 
 
-def _is_dense_fp32(param: Tensor) -> bool:
-    grad = param.grad
-    if grad is None or grad.is_sparse or type(param) not in _PLAIN or type(grad) not in _PLAIN:
-        return False  # a shard's (DTensor's) norm is not that of the whole
-    return grad.dtype is param.dtype is torch.float32
+def _momenta_known(optimizer: Optimizer, group: dict[str, Any]) -> set[bool]:
+    with_gradients = [param for param in group["params"] if param.grad is not None]
+    return {optimizer.state.get(param, {}).get("momentum_buffer") is not None for param in with_gradients}

@@ -94,7 +94,7 @@ def _adam_group(optimizer: Any, group: dict[str, Any]) -> FusedGroup:
     optimizer._init_group(group, *lists)
     params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps = lists
     if steps:
-        torch._foreach_add_(steps, torch.ones(()))  # a Python number would be made a tensor for each of them
+        torch._foreach_add_(steps, torch.ones(()), alpha=1.0)  # a number would be made a tensor for each of them
     beta1, beta2 = group["betas"]
     update = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
     names = ("lr", "weight_decay", "eps", "amsgrad", "maximize")

@@ -33,17 +33,25 @@ def internal() -> AbstractContextManager[None]:
     return _INTERNAL
 
 
-@contextmanager
-def announced() -> Generator[None]:
+class _Announced:
+    """Entered twice at every step of a ``TrainStep``."""
+
+    def __enter__(self) -> None:
+        _DEPTH.hidden += 1
+
+    def __exit__(self, *exc: object) -> None:
+        _DEPTH.hidden -= 1
+
+
+_ANNOUNCED = _Announced()
+
+
+def announced() -> AbstractContextManager[None]:
     """Within it, this thread's calls pass every interceptor by: their caller publishes the events itself.
 
     They are the user's work all the same, so instruments that watch operators and memory go on watching.
     """
-    _DEPTH.hidden += 1
-    try:
-        yield
-    finally:
-        _DEPTH.hidden -= 1
+    return _ANNOUNCED
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import logging
 import math
 import warnings
 from collections.abc import Sequence
+from ctypes import c_float
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +21,9 @@ from ampwise.compat.fused import (
     mark_stepped,
     unfuse,
 )
-from ampwise.compat.fused_step import begin_step, multiply_gradients_, norms_of
+from ampwise.compat.fused_step import begin_step, multiply_gradients_
 from ampwise.runtime.loss_scale import SMALLEST_USEFUL_SCALE
+from ampwise.runtime.norms import norms_of
 
 PART_BYTES = 1 << 20
 """Gradients that are scaled and then stepped while they are still in the processor's cache."""
@@ -68,18 +70,19 @@ class ClippedUpdate:
             scale: what the loss was multiplied by.
             max_norm: what the unscaled gradients are clipped to.
         """
-        grads = [param.grad for param in params if param.grad is not None]
+        grads = [grad for param in params if (grad := param.grad) is not None]
         is_exact = math.frexp(scale)[0] == 0.5 and math.isfinite(1.0 / scale)
         if not is_exact or not all(map(is_divisible, optimizers)):
             return None
         norm = _total_norm(grads, 1.0 / scale)
-        if not bool(norm < LARGEST_SURE_NORM):
+        value = norm.item()
+        if not value < LARGEST_SURE_NORM:
             return None
-        clip = (float(max_norm) / (norm + 1e-6)).clamp(max=1.0)  # as clip_grad_norm_ takes it
-        if bool(clip == 1.0):
+        clip = _clip_coefficient(value, max_norm)
+        if clip == 1.0:
             return cls(norm=norm, grad_scale=None if scale == 1.0 else torch.tensor(scale))
-        factor = clip * (1.0 / scale)
-        return None if bool(factor < SMALLEST_USEFUL_SCALE) else cls(norm=norm, factor=factor)
+        factor = clip / scale
+        return None if factor < SMALLEST_USEFUL_SCALE else cls(norm=norm, factor=torch.tensor(factor))
 
     @torch.no_grad()
     def step(self, optimizer: Optimizer) -> None:
@@ -148,9 +151,24 @@ def choose_fused(optimizers: Sequence[Optimizer]) -> tuple[Optimizer, ...]:
 
 def _total_norm(grads: Sequence[Tensor], inv_scale: float) -> Tensor:
     """The norm of the gradients' norms, each times ``inv_scale``, as torch takes it of unscaled gradients."""
-    norms = norms_of(grads) * inv_scale
+    norms = norms_of(grads)
     if inv_scale != 1.0:
-        small = (norms > 0) & (norms < SMALLEST_SURE_NORM)
-        for index in small.nonzero().flatten().tolist():
-            norms[index] = torch.linalg.vector_norm(grads[index] * inv_scale)
+        norms *= inv_scale
+        if norms.min().item() < SMALLEST_SURE_NORM:
+            small = (norms > 0) & (norms < SMALLEST_SURE_NORM)
+            for index in small.nonzero().flatten().tolist():
+                norms[index] = torch.linalg.vector_norm(grads[index] * inv_scale)
     return torch.linalg.vector_norm(norms)
+
+
+def _clip_coefficient(norm: float, max_norm: float) -> float:
+    """What ``clip_grad_norm_`` multiplies by, ``max_norm / (norm + 1e-6)``, rounded where torch's operators round.
+
+    A double holds the exact sum or product of two fp32 numbers, or enough of it that rounding twice is rounding once.
+    """
+    reciprocal = _fp32(1.0 / _fp32(norm + _fp32(1e-6)))  # torch divides a number by a tensor so
+    return min(_fp32(reciprocal * _fp32(max_norm)), 1.0)
+
+
+def _fp32(number: float) -> float:
+    return c_float(number).value

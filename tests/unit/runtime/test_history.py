@@ -8,6 +8,7 @@ import torch
 
 from ampwise import GradScaler, TrainStep
 from ampwise._base.errors import UsageError
+from ampwise.runtime import host
 from ampwise.runtime.history import NUM_KEPT, History, HistoryRing, HistoryRow
 from ampwise.runtime.loss_scale import DynamicLossScale
 
@@ -43,12 +44,27 @@ def test_a_norm_that_is_noted_is_that_steps():
     assert [row.grad_norm for row in scaler.history().rows] == [3.0, None]
 
 
+@pytest.mark.parametrize("reads_freely", [True, False])
+def test_a_device_and_the_host_remember_the_same(monkeypatch, reads_freely):
+    monkeypatch.setattr(host, "reads_freely", lambda _: reads_freely)
+    ring = HistoryRing()
+    ring.add_norm(torch.tensor(3.0))
+    ring.add(scale=torch.tensor(8.0), found_inf=torch.tensor(0.0), grad_norm=None, shares=(torch.tensor(0.5),) * 2)
+    ring.amend(torch.tensor(1.0))
+    assert ring.read().rows == (
+        HistoryRow(step=0, scale=1.0, skipped=False, grad_norm=3.0),
+        HistoryRow(step=1, scale=8.0, skipped=True, zero_share=0.5, subnormal_share=0.5),
+    )
+
+
 def test_update_after_each_of_two_optimizers_is_one_row():
     rows = steps(GradScaler("cpu", init_scale=8.0), [1.0, math.inf, 1.0], num_optimizers=2).history().rows
     assert [(row.scale, row.skipped) for row in rows] == [(8.0, False), (8.0, True), (4.0, False)]
 
 
-def test_the_oldest_steps_are_forgotten():
+@pytest.mark.parametrize("reads_freely", [True, False])
+def test_the_oldest_steps_are_forgotten(monkeypatch, reads_freely):
+    monkeypatch.setattr(host, "reads_freely", lambda _: reads_freely)
     ring = HistoryRing()
     for number in range(NUM_KEPT + 5):
         ring.add(scale=torch.tensor(float(number + 1)), found_inf=torch.tensor(0.0), grad_norm=None)
