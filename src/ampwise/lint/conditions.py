@@ -26,6 +26,8 @@ class Conditions:
     def __init__(self) -> None:
         self._atoms: dict[ast.expr, Atom] = {}
         self._places: dict[str, frozenset[str]] = {}
+        self.mentioned: set[str] = set()
+        """The places that the conditions met so far depend on."""
 
     def branches(self, test: ast.expr, assumed: Assumptions) -> Iterator[tuple[bool, Assumptions]]:
         """The answers ``test`` may have on a path with these assumptions, each with what is then assumed."""
@@ -54,6 +56,7 @@ class Conditions:
         if one is None:
             one = self._atoms[test] = atom(test)
             self._places[one.text] = places(test)
+            self.mentioned |= self._places[one.text]
         for value in (True, False):
             if (one.text, not value) not in assumed:
                 yield value is one.answer, assumed | {(one.text, value)}

@@ -103,8 +103,8 @@ def _lint(
     notebook: Notebook | None = None,
     mending: Mending | None = None,
 ) -> FileReport:
-    ignored = config.ignored_in(path) if config.per_file_ignores else ()
-    rules = [rule for rule in rules if not fits(rule.info.id, ignored)]
+    if config.per_file_ignores and (ignored := config.ignored_in(path)):
+        rules = [rule for rule in rules if not fits(rule.info.id, ignored)]
     if mending is None:
         left, done, after = check_text(path, text, rules, target_torch=config.target_torch), [], text
     else:

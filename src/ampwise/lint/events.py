@@ -193,9 +193,9 @@ class Events:
     def _library(self, call: ast.Call) -> Event | None:
         name = self._names.resolve(call.func) or (call.func.attr if isinstance(call.func, ast.Attribute) else "")
         last = name.rpartition(".")[2]
-        if _CLIP.fullmatch(last) and not _ASKS.fullmatch(last) and call.args:
+        if "grad" in last and _CLIP.fullmatch(last) and not _ASKS.fullmatch(last) and call.args:
             return Event(act=Act.CLIP, node=call)
-        if _SYNCS.fullmatch(name):
+        if last == "synchronize" and _SYNCS.fullmatch(name):
             return Event(act=Act.SYNC, node=call)
         if name == "torch.save":
             return Event(act=Act.SAVE, node=call)

@@ -41,6 +41,7 @@ class Flow:
         self._tree = tree
         self.read = Events(tree, names, kinds)
         self._ground = Ground(tree, names, self.read)
+        self._met: dict[Root, set[ast.expr]] = {}
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
@@ -82,12 +83,12 @@ class Flow:
         root: Root,
         start: Fact,
         advance: Callable[[Fact, Event], Fact],
-        concerns: Callable[[Event], bool] | None,
+        concerned: frozenset[ast.expr] | None,
     ) -> set[Fact]:
         if len(self.events_in(root)) > _MAX_EVENTS:
             return set()
         try:
-            return Walker(self._ground, advance, concerns=concerns).walk(root.body, start)
+            return Walker(self._ground, advance, concerned=concerned).walk(root.body, start)
         except (TooManyPathsError, RecursionError):
             return set()
 
@@ -102,13 +103,19 @@ class Flow:
 
         Args:
             start: whether an event begins a stretch.
-            goal: given the beginning and an event, whether it is the one that must not follow.
+            goal: given the beginning and an event, whether it is the one that must not follow; of places it may ask
+                only whether they are the beginning's.
             stop: given the beginning and an event, whether it ends the stretch. A goal may stop too.
         """
+        beginning = [event for event in self.read.all if start(event)]
+        concerned, goals = self._concerned(beginning, goal, stop)
+        if not goals:
+            return []
+        starts = {event.node for event in beginning}
         found: dict[tuple[ast.expr, ast.expr], Reach] = {}
-        concerned = self._concerned(start, goal, stop)
         for root in self.roots:
-            if not any(self._may_start(event, start) for event in self.events_in(root)):
+            met = self._met_in(root)
+            if starts.isdisjoint(met) or goals.isdisjoint(met):
                 continue
             seen: list[Reach] = []
 
@@ -117,7 +124,7 @@ class Flow:
                 kept = frozenset(one for one in pending if not stop(one, event))
                 return kept | {event} if start(event) else kept
 
-            if self._walk(root, frozenset[Event](), advance, lambda event: event.node in concerned):
+            if self._walk(root, frozenset[Event](), advance, concerned):
                 for reach in seen:
                     known = found.setdefault((reach.start.node, reach.goal.node), reach)
                     if known.goal.via is not None and reach.goal.via is None:
@@ -126,34 +133,52 @@ class Flow:
 
     def _concerned(
         self,
-        start: Callable[[Event], bool],
+        beginning: list[Event],
         goal: Callable[[Event, Event], bool],
         stop: Callable[[Event, Event], bool],
-    ) -> set[ast.expr]:
-        """The nodes whose events matter, under any names, and the calls that lead to them."""
-        beginning = [event for event in self.read.all if start(event)]
-        found = {event.node for event in beginning}
+    ) -> tuple[frozenset[ast.expr], frozenset[ast.expr]]:
+        """The nodes whose events matter, under any names, with the calls that lead to them; and those of the goals."""
         # what may follow is told by what an event is, not by where it stands
-        alike = {(one.act, one.scaler, one.optimizer, one.is_scaled, one.handed): one for one in beginning}
-        starts = list(alike.values())
-        for event in self.read.all:
-            for one in starts:
-                renamed = replace(event, scaler=one.scaler, optimizer=one.optimizer, loss=one.loss)
-                if any(asks(one, seen) for asks in (goal, stop) for seen in (event, renamed)):
-                    found.add(event.node)
-                    break
-        return found | self._leading_to(found)
+        starts = list(
+            {(one.act, one.scaler, one.optimizer, one.is_scaled, one.handed): one for one in beginning}.values()
+        )
+        goals: set[ast.expr] = set()
+        stops: set[ast.expr] = set()
+        for event in self.read.all if starts else ():
+            if _may(event, starts, goal):
+                goals.add(event.node)
+            elif _may(event, starts, stop):
+                stops.add(event.node)
+        found = {event.node for event in beginning} | goals | stops
+        return frozenset(found | self._leading_to(found)), frozenset(goals)
 
     def _leading_to(self, nodes: set[ast.expr]) -> set[ast.expr]:
         """The calls of this file's functions in which one of ``nodes`` stands."""
         homes = {self._tree.function(node) for node in nodes}
         return {event.node for event in self.read.all if event.callee is not None and event.callee in homes}
 
-    def _may_start(self, event: Event, start: Callable[[Event], bool]) -> bool:
-        return start(event) or (event.callee is not None and any(map(start, self.events_in(event.callee))))
+    def _met_in(self, root: Root) -> set[ast.expr]:
+        """The nodes of the events that a walk through ``root`` meets."""
+        met = self._met.get(root)
+        if met is None:
+            met = self._met[root] = set()
+            for event in self.events_in(root):
+                met.add(event.node)
+                if event.callee is not None:
+                    met.update(inner.node for inner in self.events_in(event.callee))
+        return met
 
     def callers(self, function: Function) -> Iterator[ast.Call]:
         """The calls of ``function`` in this file."""
         for event in self.events:
             if event.callee is function and isinstance(event.node, ast.Call):
                 yield event.node
+
+
+def _may(event: Event, starts: list[Event], asks: Callable[[Event, Event], bool]) -> bool:
+    """Whether an event is asked for after one of ``starts``, by its own names or by those of a caller."""
+    if any(asks(one, event) for one in starts):
+        return True
+    if event.scaler is event.optimizer is event.loss is None:
+        return False
+    return any(asks(one, replace(event, scaler=one.scaler, optimizer=one.optimizer, loss=one.loss)) for one in starts)

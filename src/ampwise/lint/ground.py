@@ -1,6 +1,7 @@
 """What all walks through a file share: its events, conditions, assignments and jumps."""
 
 import ast
+from collections.abc import Collection
 from functools import cached_property
 from typing import Final
 
@@ -25,6 +26,18 @@ class Ground:
     def jumps(self, statement: ast.stmt) -> bool:
         """Whether a path may leave ``statement`` by another way than its end."""
         return statement in self._jumping
+
+    def holding(self, nodes: Collection[ast.expr] | None) -> set[ast.AST]:
+        """The statements in which the event of one of ``nodes`` happens, of any event for None; no defs, no classes."""
+        found: set[ast.AST] = set()
+        for node in (event.node for event in self.events.all) if nodes is None else nodes:
+            scope = self._tree.scope(node)
+            for outer in self._tree.ancestors(node):
+                if outer is scope or outer in found:
+                    break
+                if isinstance(outer, ast.stmt) and not isinstance(outer, (*FUNCTIONS, ast.ClassDef)):
+                    found.add(outer)
+        return found
 
     def stored(self, statement: ast.stmt) -> frozenset[str]:
         """The names and dotted places that get new values anywhere in ``statement``."""

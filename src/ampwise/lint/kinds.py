@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 from ampwise.lint.names import Binding, Bound, Names
@@ -53,6 +53,18 @@ _NAMED: Final = (
     (LOSS_WORD, Kind.TENSOR),
     (COUNT_WORD, Kind.NUMBER),
 )
+_NO_METHODS: Final = frozenset[str]()
+
+
+@lru_cache(maxsize=4096)
+def _meant(word: str) -> Value:
+    """What people mean by a variable of that name."""
+    kind = next((kind for pattern, kind in _NAMED if pattern.fullmatch(word)), Kind.UNKNOWN)
+    if kind is Kind.UNKNOWN:
+        return UNKNOWN
+    if kind is Kind.TENSOR:
+        return Value(kind=kind, confidence=Confidence.NAME, on_device=True, has_graph=True)
+    return Value(kind=kind, confidence=Confidence.NAME)
 
 
 class Kinds:
@@ -62,6 +74,8 @@ class Kinds:
         self._tree = tree
         self._names = names
         self._known: dict[ast.expr, Value] = {}
+        self._uses: dict[str, Value] = {}
+        self._makes: dict[str, Kind | None] = {}
         self._open: set[ast.expr] = set()
 
     def of(self, expression: ast.expr) -> Value:
@@ -185,13 +199,7 @@ class Kinds:
         """A guess from the name alone."""
         if bound is not None and self._is_something_else(bound):
             return UNKNOWN
-        name = (dotted(expression) or "").rpartition(".")[2].partition("[")[0].lstrip("_")
-        for pattern, kind in _NAMED:
-            if pattern.fullmatch(name):
-                if kind is Kind.TENSOR:
-                    return Value(kind=kind, confidence=Confidence.NAME, on_device=True, has_graph=True)
-                return Value(kind=kind, confidence=Confidence.NAME)
-        return UNKNOWN
+        return _meant((dotted(expression) or "").rpartition(".")[2].partition("[")[0].lstrip("_"))
 
     def _is_something_else(self, bound: Binding) -> bool:
         """Whether a name's binding tells that it is not what it is called: a container, a meter, a function."""
@@ -210,7 +218,15 @@ class Kinds:
     def _used(self, expression: ast.expr) -> Value:
         """The kind that the methods called on the same name in the file give away."""
         name = dotted(expression)
-        methods = self._methods.get(name, frozenset()) if name else frozenset[str]()
+        if name is None:
+            return UNKNOWN
+        known = self._uses.get(name)
+        if known is None:
+            known = self._uses[name] = self._used_as(name)
+        return known
+
+    def _used_as(self, name: str) -> Value:
+        methods = self._methods.get(name, _NO_METHODS)
         if "unscale_" in methods or ("scale" in methods and "update" in methods and "step" in methods):
             return Value(kind=Kind.SCALER, confidence=Confidence.USE)
         if name in self._scales_losses:
@@ -298,7 +314,9 @@ class Kinds:
         )
 
     def _made(self, call: ast.Call, name: str) -> Value:
-        kind = self._constructed(name)
+        if name not in self._makes:
+            self._makes[name] = self._constructed(name)
+        kind = self._makes[name]
         if kind is not None:
             return Value(kind=kind, confidence=Confidence.MADE, origin=name, call=call)
         if name in WRAPPERS and call.args:

@@ -21,6 +21,7 @@ _CANONICAL = (
     ("torch.optim.sgd.", "torch.optim."),
     ("torch.nn.utils.clip_grad.", "torch.nn.utils."),
 )
+_PRIVATE = tuple(private for private, _ in _CANONICAL)
 _STAR = {
     "torch.cuda.amp": ("autocast", "GradScaler", "custom_fwd", "custom_bwd"),
     "torch.cpu.amp": ("autocast", "GradScaler"),
@@ -66,6 +67,8 @@ class Names:
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._table: dict[tuple[Scope, str], list[Binding]] = {}
+        self._nearest: dict[tuple[Scope, str], list[Binding]] = {}
+        self._arms_of: dict[ast.AST, dict[ast.If, ast.AST]] = {}
         self._resolved: dict[ast.expr, str | None] = {}
         self._declared = {
             (tree.scope(node), name) for node in tree.nodes(ast.Global, ast.Nonlocal) for name in node.names
@@ -93,7 +96,12 @@ class Names:
         if name.startswith(("self.", "cls.")):
             owner = self._tree.class_(node)
             return self.of(owner, name) if owner is not None else []
-        return next((found for scope in self._scopes(node) if (found := self.of(scope, name))), [])
+        scope = self._tree.scope(node)
+        known = self._nearest.get((scope, name))
+        if known is None:
+            scopes = self._scopes(scope)
+            known = self._nearest[scope, name] = next((found for one in scopes if (found := self.of(one, name))), [])
+        return known
 
     def latest(self, expression: ast.expr) -> Binding | None:
         """The binding that most likely gave the place its value at ``expression``.
@@ -101,8 +109,8 @@ class Names:
         The last one before it in source order; the last of all where it is bound only later or in another function.
         """
         found = self.lookup(expression)
-        if not found:
-            return None
+        if len(found) < 2:
+            return found[0] if found else None
         if self._tree.scope(found[0].node) is not self._tree.scope(expression):
             return found[-1]
         # the statement's own targets come later in time than its value
@@ -114,22 +122,29 @@ class Names:
 
     def _is_other_arm(self, bound: ast.AST, use: ast.expr) -> bool:
         """Whether the two stand in different arms of one `if`."""
-        arms = {outer: child for child, outer in self._path(bound) if isinstance(outer, ast.If)}
-        for child, outer in self._path(use):
-            if isinstance(outer, ast.If) and outer in arms:
-                ours, theirs = child in outer.body, arms[outer] in outer.body
-                return ours is not theirs and child is not outer.test
+        arms = self._arms(bound)
+        if arms:
+            for outer, child in self._arms(use).items():
+                if outer in arms:
+                    ours, theirs = child in outer.body, arms[outer] in outer.body
+                    return ours is not theirs and child is not outer.test
         return False
 
-    def _path(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-        child = node
-        for outer in self._tree.ancestors(node):
-            yield child, outer
-            child = outer
+    def _arms(self, node: ast.AST) -> dict[ast.If, ast.AST]:
+        """Each `if` around ``node``, from the inside out, with the part of it that holds ``node``."""
+        arms = self._arms_of.get(node)
+        if arms is None:
+            arms = {}
+            child = node
+            for outer in self._tree.ancestors(node):
+                if isinstance(outer, ast.If):
+                    arms[outer] = child
+                child = outer
+            self._arms_of[node] = arms
+        return arms
 
-    def _scopes(self, node: ast.AST) -> Iterator[Scope]:
-        """The scopes a name at ``node`` is looked up in; a class body hides from its methods."""
-        scope = self._tree.scope(node)
+    def _scopes(self, scope: Scope) -> Iterator[Scope]:
+        """The scopes a name used in ``scope`` is looked up in; a class body hides from its methods."""
         yield scope
         while not isinstance(scope, ast.Module):
             scope = self._tree.scope(scope)
@@ -146,10 +161,12 @@ class Names:
         """
         if expression is None:
             return None
-        if expression not in self._resolved:
+        try:
+            return self._resolved[expression]
+        except KeyError:
             name = self._resolve(expression, 0)
-            self._resolved[expression] = canonical(name) if name else None
-        return self._resolved[expression]
+            known = self._resolved[expression] = canonical(name) if name else None
+            return known
 
     def written(self, expression: ast.expr | None) -> str | None:
         """As ``resolve``, with the module path as it is imported and no private path made public."""
@@ -319,9 +336,9 @@ class Names:
 
 def canonical(name: str) -> str:
     """The public spelling of a dotted name: torch's internal files are left out."""
-    for private, public in _CANONICAL:
-        if name.startswith(private):
-            return public + name.removeprefix(private)
+    if name.startswith(_PRIVATE):
+        private, public = next(pair for pair in _CANONICAL if name.startswith(pair[0]))
+        return public + name.removeprefix(private)
     # `import tools as T; T.cuda.amp.autocast`: whatever the module is, this is torch's
     return f"torch{found[1]}" if (found := _reexported(name)) else name
 

@@ -43,12 +43,13 @@ class Walker(Generic[Fact]):
     """One walk; a loop is assumed to run at least once, and a raise to end the path."""
 
     def __init__(
-        self, ground: Ground, advance: Callable[[Fact, Event], Fact], *, concerns: Callable[[Event], bool] | None = None
+        self, ground: Ground, advance: Callable[[Fact, Event], Fact], *, concerned: frozenset[ast.expr] | None = None
     ) -> None:
         self._ground = ground
         self._events = ground.events
         self._advance = advance
-        self._concerns = concerns
+        self._concerned = concerned
+        self._live = ground.holding(concerned)
         self._callee: tuple[Function, ast.Call, Mapping[str, str]] | None = None
 
     def walk(self, body: list[ast.stmt], start: Fact) -> set[Fact]:
@@ -69,22 +70,13 @@ class Walker(Generic[Fact]):
                 break
             if len(ends.falls) > _MAX_STATES:
                 raise TooManyPathsError
-            if self._is_inert(statement):
-                ends.falls = self._forget(self._ground.stored(statement), ends.falls)
+            if statement not in self._live and not self._ground.jumps(statement):
+                ends.falls = self._forget(statement, ends.falls)
                 continue
             after = self._statement(statement, ends.falls)
             ends.add_jumps(after)
             ends.falls = after.falls
         return ends
-
-    def _is_inert(self, statement: ast.stmt) -> bool:
-        """Whether nothing that concerns the walk happens in ``statement`` and no path leaves it early."""
-        if self._ground.jumps(statement):
-            return False
-        return not any(self._is_of_concern(event) for event in self._events.of(statement))
-
-    def _is_of_concern(self, event: Event) -> bool:
-        return self._concerns is None or self._concerns(event)
 
     def _statement(self, statement: ast.stmt, states: set[State[Fact]]) -> Ends[Fact]:
         match statement:
@@ -112,7 +104,7 @@ class Walker(Generic[Fact]):
                 return self._either(test, body, other, states)
             case _:
                 happened = self._happen(self._events.of(statement), states)
-                return Ends(falls=self._forget(self._ground.stored(statement), happened))
+                return Ends(falls=self._forget(statement, happened))
 
     def _either(self, test: ast.expr, body: ast.expr, other: ast.expr, states: set[State[Fact]]) -> Ends[Fact]:
         """``a() if test else b()`` as a statement."""
@@ -137,11 +129,10 @@ class Walker(Generic[Fact]):
 
     def _loop(self, loop: Loop, states: set[State[Fact]]) -> Ends[Fact]:
         head = loop.test if isinstance(loop, ast.While) else loop.iter
-        changed = self._ground.stored(loop)
         states = self._happen(self._events.of(head), states)
         ends, seen = Ends[Fact](), set[State[Fact]]()
         for _ in range(_MAX_ROUNDS):
-            states = self._forget(changed, states) - seen
+            states = self._forget(loop, states) - seen
             if not states:
                 break
             seen |= states
@@ -192,7 +183,7 @@ class Walker(Generic[Fact]):
 
     def _happen(self, events: Iterable[Event], states: set[State[Fact]]) -> set[State[Fact]]:
         for event in events:
-            if not self._is_of_concern(event):
+            if self._concerned is not None and event.node not in self._concerned:
                 continue
             if event.act is Act.CALL and event.callee is not None and self._callee is None:
                 states = self._enter(event, event.callee, states)
@@ -249,9 +240,10 @@ class Walker(Generic[Fact]):
             via=call,
         )
 
-    def _forget(self, changed: frozenset[str], states: set[State[Fact]]) -> set[State[Fact]]:
-        """Drop what was assumed about names that have changed."""
-        if not changed or not any(assumed for _, assumed in states):
+    def _forget(self, statement: ast.stmt, states: set[State[Fact]]) -> set[State[Fact]]:
+        """Drop what was assumed about names that have changed in ``statement``."""
+        changed = self._ground.stored(statement)
+        if self._ground.conditions.mentioned.isdisjoint(changed) or not any(assumed for _, assumed in states):
             return states
         return {
             (fact, frozenset(one for one in assumed if not changed & self._ground.conditions.places(one[0])))
@@ -261,7 +253,7 @@ class Walker(Generic[Fact]):
 
 def _merged(states: set[State[Fact]]) -> set[State[Fact]]:
     """States with fewer assumptions: of two with one fact that differ in one answer alone, that answer is dropped."""
-    if len(states) < 2:
+    if len({fact for fact, _ in states}) == len(states):
         return states
     while True:
         for fact, assumed in states:

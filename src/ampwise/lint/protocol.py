@@ -38,9 +38,10 @@ def at(event: Event) -> ast.expr:
 def constructions(file: SourceFile) -> Iterator[ast.Call]:
     """The GradScalers that the file makes, but for those switched off for good."""
     for call in file.tree.nodes(ast.Call):
+        if file.names.resolve(call.func) not in SCALERS:
+            continue
         enabled = argument(call, "enabled", 99)
-        is_off = isinstance(enabled, ast.Constant) and not enabled.value
-        if not is_off and file.names.resolve(call.func) in SCALERS:
+        if not (isinstance(enabled, ast.Constant) and not enabled.value):
             yield call
 
 

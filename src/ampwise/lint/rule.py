@@ -27,7 +27,7 @@ class Rule:
 
     def applies_to(self, file: SourceFile) -> bool:
         """Whether the rule has anything to say about a file with these words and frameworks."""
-        if self.words and not any(word in file.text.text for word in self.words):
+        if self.words and not any(map(file.text.holds, self.words)):
             return False
         return not (self.off_under and self.off_under & file.frameworks)
 

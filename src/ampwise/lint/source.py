@@ -118,10 +118,14 @@ class SourceFile:
 
     def is_silenced(self, finding: Finding) -> bool:
         """Whether a ``# noqa`` on the first or last line of what was found names the rule, or all."""
-        if finding.place is None or "noqa" not in self.text.text.lower():
+        if finding.place is None:
             return False
-        lines = {finding.place.line, finding.place.end_line}
+        lines = {finding.place.line, finding.place.end_line} & self._lines_with_noqa
         return any(_silences(comment, finding.rule) for line in lines if (comment := self._comments.get(line)))
+
+    @cached_property
+    def _lines_with_noqa(self) -> set[int]:
+        return {self.text.line_at(match.start()) for match in re.finditer(rb"noqa", self.text.data, re.IGNORECASE)}
 
     @cached_property
     def _comments(self) -> dict[int, str]:

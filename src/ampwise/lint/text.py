@@ -21,6 +21,7 @@ class SourceText:
         self.line_starts = [0, *(match.end() for match in _NEWLINE.finditer(self.data))]
         newline = _NEWLINE.search(self.data)
         self.newline = newline[0].decode() if newline else "\n"
+        self._held: dict[str, bool] = {}
 
     def edited(self, data: bytes) -> "SourceText":
         """The same file with other UTF-8 text."""
@@ -29,6 +30,13 @@ class SourceText:
     def encode(self) -> bytes:
         """The text in the file's own encoding."""
         return self.text.encode(self.encoding)
+
+    def holds(self, word: str) -> bool:
+        """Whether ``word`` stands anywhere in the text."""
+        known = self._held.get(word)
+        if known is None:
+            known = self._held[word] = word in self.text
+        return known
 
     def offset(self, line: int, column: int) -> int:
         """The byte at ``line`` (from 1) and ``column`` (UTF-8 bytes from 0), as ``ast`` counts."""

@@ -1,8 +1,10 @@
 """A syntax tree walked once: parents, nodes by type, and the statements, functions and loops around a node."""
 
 import ast
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, Final, TypeAlias, TypeVar, cast, overload
 
 Node = TypeVar("Node", bound=ast.AST)
@@ -39,15 +41,19 @@ class Tree:
         self.root = root
         self.parents: dict[ast.AST, ast.AST] = {}
         self._by_type: dict[type[ast.AST], list[ast.AST]] = defaultdict(list)
+        self._order: list[ast.AST] = []
         self._scopes: dict[ast.AST, Scope] = {}
+        self._numbers_of: dict[type[ast.AST], list[int]] = {}
         self._index()
 
     def _index(self) -> None:
         parents, by_type, fields, no_fields = self.parents, self._by_type, _FIELDS, ()
+        order = self._order
         stack: list[ast.AST] = [self.root]
         while stack:
             node = stack.pop()
             cls = node.__class__
+            order.append(node)
             by_type[cls].append(node)
             first = len(stack)
             for field in fields.get(cls, no_fields):
@@ -98,18 +104,25 @@ class Tree:
 
     def scope(self, node: ast.AST) -> Scope:
         """The module, class, function or lambda around ``node``; a def's decorators, defaults and name are outside."""
-        known = self._scopes.get(node)
-        if known is None:
-            known = self._scopes[node] = self._scope(node)
-        return known
+        return self._scopes.get(node) or self._scope(node)
 
     def _scope(self, node: ast.AST) -> Scope:
-        child, current = node, self.parents.get(node)
-        while current is not None:
-            if isinstance(current, SCOPES) and _is_inside(child, current):
-                return current
-            child, current = current, self.parents.get(current)
-        return self.root
+        parents, known = self.parents, self._scopes
+        found: Scope | None = None
+        child, passed = node, [node]
+        while found is None:
+            current = parents.get(child)
+            if current is None:
+                found = self.root
+            elif isinstance(current, SCOPES) and _is_inside(child, current):
+                found = current
+            else:
+                found = known.get(current)
+                passed.append(current)
+            child = current if current is not None else child
+        for one in passed:
+            known[one] = found
+        return found
 
     def function(self, node: ast.AST) -> Function | None:
         """The innermost def around ``node``; None at module level."""
@@ -145,22 +158,39 @@ class Tree:
                 return cast("list[ast.stmt]", block)
         return [statement]
 
-    def inside(self, outer: ast.AST, *kinds: type[Node]) -> Iterator[Node]:
-        """The nodes of these classes within ``outer``, itself included, in source order, nested functions too."""
-        fields, no_fields = _FIELDS, ()
-        stack: list[ast.AST] = [outer]
-        while stack:
-            node = stack.pop()
-            if isinstance(node, kinds):
-                yield node
-            first = len(stack)
-            for field in fields.get(node.__class__, no_fields):
-                value = getattr(node, field, None)
-                if value.__class__ is list:
-                    stack.extend(item for item in cast("list[object]", value) if isinstance(item, ast.AST))
-                elif isinstance(value, ast.AST):
-                    stack.append(value)
-            stack[first:] = stack[first:][::-1]
+    def inside(self, outer: ast.AST, *kinds: type[Node]) -> list[Node]:
+        """The nodes of exactly these classes within ``outer``, itself included, in source order, nested defs too."""
+        numbers = self._numbers
+        first, last = numbers[outer], numbers[_last(outer)]
+        found: list[Any] = []
+        for kind in kinds:
+            of_kind = self._numbers_of.get(kind)
+            if of_kind is None:
+                of_kind = self._numbers_of[kind] = [numbers[node] for node in self.nodes(kind)]
+            found += self.nodes(kind)[bisect_left(of_kind, first) : bisect_right(of_kind, last)]
+        return found if len(kinds) == 1 else sorted(found, key=numbers.__getitem__)
+
+    @cached_property
+    def _numbers(self) -> dict[ast.AST, int]:
+        """Where each node comes in the source, those that hold it before it."""
+        return dict(zip(self._order, range(len(self._order)), strict=True))
+
+
+def _last(node: ast.AST) -> ast.AST:
+    """The node within ``node`` that comes last; itself where it holds none."""
+    while True:
+        child = next(_children_from_the_end(node), None)
+        if child is None:
+            return node
+        node = child
+
+
+def _children_from_the_end(node: ast.AST) -> Iterator[ast.AST]:
+    for field in reversed(_FIELDS.get(node.__class__, ())):
+        value = getattr(node, field, None)
+        for item in reversed(cast("list[object]", value)) if value.__class__ is list else (value,):
+            if isinstance(item, ast.AST):
+                yield item
 
 
 def _is_inside(child: ast.AST, scope: Scope) -> bool:
@@ -174,20 +204,21 @@ def _is_inside(child: ast.AST, scope: Scope) -> bool:
 
 def dotted(node: ast.AST | None) -> str | None:
     """The text that names a place: ``scaler``, ``self.scaler``, ``opts[0]``, ``state["opt"]``; None for the rest."""
-    parts: list[str] = []
+    ends: list[str] = []
+    # asked for nearly every node of a file: plain tests of the class are several times as fast as patterns
     while True:
-        match node:
-            case ast.Name(id=name):
-                parts.append(name)
-                return "".join(reversed(parts))
-            case ast.Attribute(value=value, attr=attr):
-                parts.append(f".{attr}")
-                node = value
-            case ast.Subscript(value=value, slice=ast.Constant(value=index)):
-                parts.append(f"[{index!r}]")
-                node = value
-            case ast.Subscript(value=value, slice=ast.Name(id=index)):
-                parts.append(f"[{index}]")
-                node = value
-            case _:
+        if isinstance(node, ast.Name):
+            return node.id + "".join(reversed(ends)) if ends else node.id
+        if isinstance(node, ast.Attribute):
+            ends.append(f".{node.attr}")
+        elif isinstance(node, ast.Subscript):
+            index = node.slice
+            if isinstance(index, ast.Constant):
+                ends.append(f"[{index.value!r}]")
+            elif isinstance(index, ast.Name):
+                ends.append(f"[{index.id}]")
+            else:
                 return None
+        else:
+            return None
+        node = node.value

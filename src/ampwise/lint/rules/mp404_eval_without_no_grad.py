@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeAlias
 
 from ampwise.lint.events import Act
 from ampwise.lint.guards import TRAINERS, is_unit_test
@@ -202,12 +202,17 @@ _FILE_WORDS: Final = (
 )
 
 
+_Mode: TypeAlias = tuple[int, str | None, str]
+"""The line, the model, and ``train`` or ``eval``."""
+
+
 def check(file: SourceFile) -> Iterator[Finding]:
     """The first forward of each function that evaluates in a loop with autograd on."""
     if any(word in file.text.text for word in _FILE_WORDS):
         return
+    modes = _modes(file)
     for root in file.flow.roots:
-        found = _unguarded(file, root)
+        found = _unguarded(file, root, modes.get(root, []))
         if found is not None and not _is_guarded(file, root, found):
             yield file.finding(
                 INFO,
@@ -217,9 +222,8 @@ def check(file: SourceFile) -> Iterator[Finding]:
             )
 
 
-def _unguarded(file: SourceFile, root: ast.Module | Function) -> ast.Call | None:
+def _unguarded(file: SourceFile, root: ast.Module | Function, modes: list[_Mode]) -> ast.Call | None:
     """The first forward in a loop after ``.eval()`` of the same model, with no ``.train()`` in between."""
-    modes = _modes(file, root)
     for event in file.flow.events_in(root):
         if event.act is not Act.FORWARD or not isinstance(event.node, ast.Call):
             continue
@@ -237,18 +241,18 @@ def _is_over_test_set(loop: Loop) -> bool:
     return not isinstance(loop, ast.While) and bool(_TEST_SET.search(ast.unparse(loop.iter)))
 
 
-def _modes(file: SourceFile, root: ast.Module | Function) -> list[tuple[int, str | None, str]]:
-    """The line, model and mode of each ``model.eval()`` and ``model.train()`` in ``root``."""
-    function = root if not isinstance(root, ast.Module) else None
-    found: list[tuple[int, str | None, str]] = []
+def _modes(file: SourceFile) -> dict[ast.Module | Function, list[_Mode]]:
+    """Each ``model.eval()`` and ``model.train()``, by the function it stands in, where that has an ``eval()``."""
+    found: dict[ast.Module | Function, list[_Mode]] = {}
     for call in file.tree.nodes(ast.Call):
         match call.func:
-            case ast.Attribute(attr="eval" | "train" as mode, value=model) if file.tree.function(call) is function:
+            case ast.Attribute(attr="eval" | "train" as mode, value=model):
                 is_train = mode == "train" and not _is_false(call)
-                found.append((call.lineno, dotted(model), "train" if is_train else "eval"))
+                one = (call.lineno, dotted(model), "train" if is_train else "eval")
+                found.setdefault(file.tree.function(call) or file.tree.root, []).append(one)
             case _:
                 continue
-    return found if any(mode == "eval" for _, _, mode in found) else []
+    return {root: modes for root, modes in found.items() if any(mode == "eval" for _, _, mode in modes)}
 
 
 def _is_false(call: ast.Call) -> bool:
