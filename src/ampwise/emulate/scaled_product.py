@@ -19,7 +19,10 @@ _SMALLEST_AMAX = 1e-12
 
 
 def scaled_product(recipe: Recipe) -> Callable[[Tensor, Tensor], Tensor]:
-    """The product of (..., k) and (k, n) tensors as ``recipe`` has it, in their dtype."""
+    """The product of (..., k) and (k, n) tensors as ``recipe`` has it, in the first one's dtype.
+
+    A weight in fp32 is rounded once, from fp32, as torchao does.
+    """
     forward, gradients = _DTYPES[recipe.name], _DTYPES[recipe.gradients]
 
     def product(a: Tensor, b: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from ampwise.compat.dynamo import hide_from_dynamo
 from ampwise.interpose.seam import Undo, once
 
 Product = Callable[[Tensor, Tensor], Tensor]
-"""Of (..., k) and (k, n), both in autocast's dtype; differentiable, and called below autocast."""
+"""Of (..., k) in autocast's dtype and (k, n) as it is, in the first's dtype; differentiable, called below autocast."""
 _CASTABLE = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
@@ -27,7 +27,7 @@ def replace_weight_products(product: Product, *, device_type: str = "cpu") -> Un
     def multiply(a: Tensor, b: Tensor) -> Tensor:
         dtype = torch.get_autocast_dtype(device_type)
         with below():
-            return product(a.to(dtype), b.to(dtype))
+            return product(a.to(dtype), b)
 
     def add(product_: Tensor, bias: Tensor) -> Tensor:
         with below():

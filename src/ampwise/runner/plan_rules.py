@@ -83,10 +83,11 @@ class PlanRules:
         name = self._names.name_of(module)
         root, inner = (name.root.name, name.inner) if name else ("", "")
         bound = bind(module, self._plan, prefix=inner, root=root, with_default=False)
-        free = tuple(place for place in bound.places if cast_forward_of(place.module) is None)
-        put(replace(bound, places=free), device_type=self._device_type, stack=self._stack)
         if bound.float8:
             self._stack.callback(linears_in_float8(module, bound.float8))
+            bound = bind(module, self._plan, prefix=inner, root=root, with_default=False)  # the layers there now
+        free = tuple(place for place in bound.places if cast_forward_of(place.module) is None)
+        put(replace(bound, places=free), device_type=self._device_type, stack=self._stack)
         self._known.update(module.modules())
         self._paths.setdefault(root, {}).update(dict.fromkeys(bound.paths))
         self._uncalled |= bound.uncalled

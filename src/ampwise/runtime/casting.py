@@ -71,9 +71,10 @@ def apply_plan(model: nn.Module, plan: Plan | str, *, optimizers: Optimizer | Se
         bound = bind(model, plan)
         device_type = device_type_of_model(model)
         _switch(plan, bound, device_type, stack)
-        put(bound, device_type=device_type, stack=stack, outermost=model)
         if bound.float8:
             stack.callback(linears_in_float8(model, bound.float8))
+            bound = bind(model, plan)  # the layers that are there now
+        put(bound, device_type=device_type, stack=stack, outermost=model)
         for sentence in _warnings(plan, bound):
             warnings.warn(f"plan: {sentence}", stacklevel=2)
         return once(stack.pop_all().close)

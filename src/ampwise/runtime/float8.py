@@ -35,16 +35,28 @@ def fits_float8(module: nn.Module) -> bool:
 
 
 def linears_in_float8(model: nn.Module, paths: Collection[str]) -> Undo:
-    """Put torchao's fp8 layers, of the same parameters, in the place of those at ``paths``; returns the undo."""
+    """Put torchao's fp8 layers, of the same parameters and hooks, in the place of those at ``paths``; returns the undo.
+
+    torchao's conversion also changes what inductor writes for minima and maxima on a GPU, for the rest of the process:
+    the same numbers, around a fault of Triton's.
+    """
     before = {path: model.get_submodule(path) for path in paths}
 
     def is_meant(_: nn.Module, path: str) -> bool:
         return path in before
 
     torchao: Any = import_module("torchao.float8")
-    torchao.convert_to_float8_training(model, module_filter_fn=is_meant)
+    # the product for the weights' gradient sums over the rows of a batch, which need not be a multiple of 16
+    config = torchao.Float8LinearConfig(pad_inner_dim=True)
+    torchao.convert_to_float8_training(model, module_filter_fn=is_meant, config=config)
     stack = ExitStack()
     for path, module in before.items():
+        _share_state(module, model.get_submodule(path))
         parent, _, name = path.rpartition(".")
         stack.callback(setattr, model.get_submodule(parent), name, module)
     return once(stack.close)
+
+
+def _share_state(module: nn.Module, new: nn.Module) -> None:
+    """Let both have the same parameters, hooks and mode, whichever is changed: torchao hands on weights only."""
+    vars(new).update({name: value for name, value in vars(module).items() if name != "forward"})

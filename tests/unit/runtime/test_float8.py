@@ -1,6 +1,7 @@
-"""Linear layers in fp8, by a torchao that is not there and by one that is."""
+"""Linear layers in fp8, by a stand-in for torchao, and by torchao itself where it is installed."""
 
 import sys
+from contextlib import contextmanager
 from types import ModuleType
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from torch import nn
 
 from ampwise._base.errors import CannotRunError
+from ampwise.emulate.emulation import emulated
+from ampwise.plan.plan import Plan, Rule
 from ampwise.runtime import float8, plan_places
 from ampwise.runtime.casting import apply_plan
 from ampwise.runtime.float8 import float8_fault
@@ -19,7 +22,8 @@ class Float8Linear(nn.Linear):
     """Stands in for torchao's: same parameters, another class."""
 
 
-def convert_to_float8_training(module, *, module_filter_fn, config=None):
+def convert_to_float8_training(module, *, module_filter_fn, config):
+    assert config == {"pad_inner_dim": True}
     for path, child in list(module.named_modules()):
         if isinstance(child, nn.Linear) and module_filter_fn(child, path):
             new = Float8Linear(child.in_features, child.out_features)
@@ -33,6 +37,7 @@ def convert_to_float8_training(module, *, module_filter_fn, config=None):
 def torchao(monkeypatch):
     package = ModuleType("torchao.float8")
     package.convert_to_float8_training = convert_to_float8_training
+    package.Float8LinearConfig = dict
     monkeypatch.setitem(sys.modules, "torchao", ModuleType("torchao"))
     monkeypatch.setitem(sys.modules, "torchao.float8", package)
     monkeypatch.setattr(plan_places, "float8_fault", lambda _: None)
@@ -74,6 +79,62 @@ def test_what_is_missing_is_named(monkeypatch, capability, said):
     assert said in float8_fault(CUDA)
     monkeypatch.setattr(float8, "find_spec", lambda _: object())
     assert (float8_fault(CUDA) is None) == (capability == (9, 0))
+
+
+@pytest.mark.usefixtures("torchao")
+def test_hooks_mode_and_formats_go_over_to_torchaos_layers_and_back():
+    net, called = model().eval(), []
+    net[0].a.register_forward_hook(lambda module, *_: called.append(type(module)))
+    rules = Rule(module="*.a", compute="fp32", output="fp16"), Rule(op="linear", compute="fp8")
+    undo = apply_plan(net, Plan(default="bf16", rules=rules))
+    assert not net[0].a.training
+    net[0].a.register_forward_hook(lambda _, __, out: called.append(out.dtype))
+    net(torch.ones(2, 16))
+    assert called == [Float8Linear, torch.float16]
+    undo()
+    called.clear()
+    net(torch.ones(2, 16))
+    assert called == [nn.Linear, torch.float32]
+
+
+@pytest.mark.filterwarnings("ignore:torch.get_autocast_gpu_dtype")  # which torchao calls
+@pytest.mark.filterwarnings("ignore:plan. no module for")  # lm_head, of language models
+@pytest.mark.leaves_behind("torchao changes inductor")
+def test_torchaos_own_layers_compute_what_is_emulated(monkeypatch):
+    """torchao computes in fp8 on a CPU too, slowly; it asks for CUDA's autocast, whatever the device."""
+    pytest.importorskip("torchao")
+    monkeypatch.setattr(plan_places, "float8_fault", lambda _: None)
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16)), torch.randn(17, 16)
+    with emulated("fp8"):
+        expected = step(net, x, torch.autocast("cpu", torch.bfloat16))
+    before = list(net.modules())
+    undo = apply_plan(net, "fp8")
+    assert [type(one).__name__ for one in net] == ["Float8Linear", "ReLU", "Float8Linear"]
+    found = step(net, x, cudas_autocast())
+    undo()
+    assert all(one is other for one, other in zip(net.modules(), before, strict=True))
+    for one, other in zip(found, expected, strict=True):  # sums are made in another order
+        assert (one - other).norm() < 1e-3 * other.norm()
+
+
+@contextmanager
+def cudas_autocast():
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", torch.float16)
+
+
+def step(net, x, context):
+    net.zero_grad()
+    with context:
+        out = net(x)
+    out.float().square().mean().backward()
+    return [out.detach().float(), *(one.grad.clone() for one in net.parameters())]
 
 
 @pytest.mark.gpu
