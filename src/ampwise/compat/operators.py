@@ -1,7 +1,7 @@
 """A dispatch mode that stands around every operator, what operators are, and which node of autograd's runs them.
 
-Private names: ``_get_current_dispatch_mode``, ``_get_current_dispatch_mode_stack``, ``OpOverload._schema``,
-``_current_autograd_node``, ``_get_sequence_nr`` and ``Node._sequence_nr``.
+Private names: ``_should_skip_dynamo``, ``_get_current_dispatch_mode``, ``_get_current_dispatch_mode_stack``,
+``OpOverload._schema``, ``_current_autograd_node``, ``_get_sequence_nr`` and ``Node._sequence_nr``.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
+from ampwise.compat.dynamo import hide_from_dynamo
+
 Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Called with an operator and its arguments in the operator's place; gives its result."""
 
@@ -28,6 +30,11 @@ class AroundOperators(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would wrap every call in functions that switch tracing off; below that is said once, of the code."""
+        return False
 
     def __init__(self, around: Around) -> None:
         super().__init__()
@@ -44,6 +51,9 @@ class AroundOperators(TorchDispatchMode):
         if types and any(map(_has_own_dispatch, types)):
             return NotImplemented
         return self._around(func, args, kwargs or {})
+
+
+hide_from_dynamo(AroundOperators.__torch_dispatch__)
 
 
 def _has_own_dispatch(kind: type[Any]) -> bool:

@@ -24,13 +24,17 @@ _WORDS: Final = """
 _CONSTANTS: Final = frozenset(f"aten.{word}" for word in _WORDS.split())
 """What they give was put there by the script (a mask's -inf), or is memory that nobody wrote yet."""
 _SAFE_WORDS: Final = """
-    clone cat stack embedding index_select gather select slice_scatter relu relu_ threshold_backward sigmoid tanh
-    gelu max_pool2d_with_indices repeat roll flip constant_pad_nd abs neg zeros ones
+    clone cat stack embedding index_select gather select slice_scatter relu relu_ sigmoid tanh gelu
+    max_pool2d_with_indices repeat roll flip constant_pad_nd abs neg zeros ones
+    threshold_backward sigmoid_backward tanh_backward select_backward slice_backward
 """
 _SAFE: Final = frozenset(f"aten.{word}" for word in _SAFE_WORDS.split())
 """They make nothing infinite of finite numbers, so their outputs need no look while nothing infinite is about."""
-_SUMS: Final = {torch.float64: None, torch.float32: None, torch.bfloat16: torch.float32, torch.float16: torch.float32}
-"""In which dtype the numbers of another are added up."""
+_PRODUCTS: Final = frozenset({"aten.mul", "aten.mul_"})
+_RANGE_OF_FP32: Final = frozenset({torch.float32, torch.bfloat16})
+"""What one of them holds, the other does, but for the last 2^-9 of the range, which rounds to infinity in bf16."""
+_SUMMED: Final = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+"""The others, fp8, have no kernels."""
 _MAX_ORIGINS: Final = 32
 _MAX_OPERANDS: Final = 8
 Owner = Callable[[torch.Tensor], tuple[ModuleName | None, str | None]]
@@ -141,14 +145,9 @@ class OriginFinder:
             if self._tainted:
                 self._pass_on(self._taint_of(tensors_in(args)), tensors_in(result))
             return
-        if operator.name in _SAFE and not self._tainted:
-            return
-        if isinstance(result, torch.Tensor) and not self._tainted:
-            with internal():
-                if is_finite(result):  # nearly always: an operator in place gives what it wrote to
-                    return
         with internal():
-            self._look_closely(operator, args, kwargs, result)
+            if self._tainted or not _is_plainly_finite(operator, args, result):
+                self._look_closely(operator, args, kwargs, result)
 
     def _look_closely(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         written = [tensor for place in operator.written if place < len(args) for tensor in tensors_in(args[place])]
@@ -250,16 +249,34 @@ class OriginFinder:
                 found.vanished = place
 
 
+def _is_plainly_finite(operator: Operator, args: tuple[Any, ...], result: Any) -> bool:
+    """Whether one quick look says that an operator made finite numbers of finite ones, as it nearly always did."""
+    if operator.name in _SAFE or _is_shrunk(operator, args):
+        return True
+    if isinstance(result, torch.Tensor):
+        is_cast = operator.name == "aten._to_copy" and result.dtype in _RANGE_OF_FP32
+        if is_cast and args[0].dtype is not torch.float64:
+            return True
+        return is_finite(result)  # an operator in place gives what it wrote to
+    return not operator.written and not isinstance(result, (tuple, list))  # a number for the host
+
+
+def _is_shrunk(operator: Operator, args: tuple[Any, ...]) -> bool:
+    """Whether numbers are multiplied by one of the host's of at most 1, as an optimizer does to every state."""
+    return operator.name in _PRODUCTS and isinstance(args[1], float) and -1 <= args[1] <= 1
+
+
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether all of a floating tensor's numbers are finite; True for what holds none. Waits for the device."""
     dtype = tensor.dtype
     if not dtype.is_floating_point or tensor.layout is not torch.strided or tensor.is_meta:
         return True
     values = tensor.detach() if tensor.requires_grad else tensor
-    if dtype not in _SUMS:  # fp8 has no kernels
+    if dtype not in _SUMMED:
         values = values.float()
-    # a sum is a quarter of the cost; where it overflows though every number is finite, the extremes tell
-    if math.isfinite(values.sum(dtype=_SUMS.get(dtype)).item()):
+    # A sum is half the cost, a third where none of another dtype is asked for: torch adds up halves in fp32 and rounds.
+    # Where it overflows though every number is finite, the extremes tell.
+    if math.isfinite(values.sum().item()):
         return True
     low, high = torch.aminmax(values)
     return math.isfinite(low.item()) and math.isfinite(high.item())

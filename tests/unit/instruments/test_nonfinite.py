@@ -211,6 +211,27 @@ def test_a_row_that_a_mask_left_nothing_of_is_one():
     assert first.site.phase is Phase.OTHER
 
 
+@pytest.mark.parametrize(
+    ("make", "op"),
+    [
+        (lambda x: (x.double() * 1e200).float() * 0.5, "aten._to_copy"),
+        (lambda x: (x * 1e9).half() * 0.5, "aten._to_copy"),
+        (lambda x: (x * 1e30) * 1e30, "aten.mul"),
+        (lambda x: (x * 1e30).mul_(1e30), "aten.mul_"),
+    ],
+    ids=["fp64 to fp32", "fp32 to fp16", "product", "product in place"],
+)
+def test_operators_that_mostly_keep_numbers_finite_are_looked_at_where_they_may_not(make, op):
+    model, optimizer, x = small()
+
+    def step():
+        make(model(x)).sum().backward()
+        optimizer.step()
+
+    first = watched(trace=True, steps=[step]).first
+    assert (first.site.op, first.kind) == (op, NonFiniteKind.INF)
+
+
 def test_input_ranges_are_told():
     class Product(nn.Module):
         def __init__(self):

@@ -46,6 +46,28 @@ def test_an_optimizer_that_never_steps_again_is_waited_for_ten_steps_only():
     assert names.sampler.seen_steps == tuple(range(1, 11))
 
 
+def test_what_stands_around_an_operator_is_not_compiled_where_a_graph_broke():
+    is_traced = []
+
+    class Traced:
+        def around(self, _, proceed, args, kwargs):
+            is_traced.append(torch.compiler.is_dynamo_compiling())
+            return proceed(*args, **kwargs)
+
+    @torch.compile(backend="eager")
+    def work():
+        for _ in range(2):  # a break within a loop: the whole function runs as plain Python, and what it calls compiles
+            torch._dynamo.graph_break()
+            torch.ones(1).add(1)
+
+    torch.compiler.reset()
+    bus = EventBus()
+    with OperatorSampler(bus, Traced(), steps=None):
+        work()
+    assert is_traced
+    assert not any(is_traced)
+
+
 def test_our_own_operators_are_not_shown():
     def work():
         with internal():
