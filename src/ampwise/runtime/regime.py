@@ -27,18 +27,16 @@ class Regime:
         """Whether autocast casts weights in it."""
         return self.precision in _AUTOCAST_DTYPES
 
-    @contextmanager
-    def forward(self) -> Generator[None]:
+    def forward(self) -> AbstractContextManager[object]:
         """The context of the forward pass and the loss."""
         dtype = _AUTOCAST_DTYPES.get(self.precision)
-        with self._products(), autocast(self.device_type, dtype=dtype, enabled=dtype is not None):
-            yield
+        return self._with_products(autocast(self.device_type, dtype=dtype, enabled=dtype is not None))
 
-    @contextmanager
-    def backward(self) -> Generator[None]:
+    def backward(self) -> AbstractContextManager[object]:
         """The context of the backward pass: operators run in the formats the forward pass chose, so nothing casts."""
-        with self._products(), autocast(self.device_type, enabled=False):
-            yield
+        if torch.is_autocast_enabled(self.device_type):
+            return self._with_products(autocast(self.device_type, enabled=False))
+        return self._with_products(nullcontext())
 
     def loss_scale(self) -> LossScale:
         """The loss scale this precision needs."""
@@ -56,6 +54,12 @@ class Regime:
         common = StaticLossScale(scale=1.0) if isinstance(own, NoLossScale) else own
         return common, {str(name): get_loss_scale(one) for name, one in given.items()}
 
-    def _products(self) -> AbstractContextManager[object]:
-        """How the hardware takes products of fp32 numbers."""
-        return tf32_enabled(True) if self.precision == "tf32" else nullcontext()
+    def _with_products(self, region: AbstractContextManager[object]) -> AbstractContextManager[object]:
+        """The region, and in it how the hardware takes products of fp32 numbers."""
+        return _in_tf32(region) if self.precision == "tf32" else region
+
+
+@contextmanager
+def _in_tf32(region: AbstractContextManager[object]) -> Generator[None]:
+    with tf32_enabled(True), region:
+        yield

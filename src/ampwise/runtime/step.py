@@ -13,9 +13,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ampwise._base.errors import RecordError, UsageError
-from ampwise.compat.optim import needs_closure, parameters_of, portable_state
+from ampwise.compat.optim import clear_gradients, needs_closure, parameters_of, portable_state
 from ampwise.interpose.internal import announced, users_code
-from ampwise.observe.events import BUS, BackwardEnded, BackwardStarted, LoopEvent, PrecisionTaken, StepStarted
 from ampwise.plan.find import find_plan
 from ampwise.plan.plan import Plan
 from ampwise.runtime.buffers import BufferGuard
@@ -23,9 +22,10 @@ from ampwise.runtime.captured import CapturedStep, LossFunction, Recordable, Tra
 from ampwise.runtime.cast_hold import CastHold
 from ampwise.runtime.device import choose_precision
 from ampwise.runtime.distributed import Group, Ranks, find_agreement, peers_of
-from ampwise.runtime.findings import any_of, on_host, outcome_of, sum_of
+from ampwise.runtime.findings import any_of, on_host, sum_of
 from ampwise.runtime.graph import graphs_for
 from ampwise.runtime.late_news import LateNews
+from ampwise.runtime.loop_events import LoopEvents
 from ampwise.runtime.loss_scale import LossScale, NoLossScale
 from ampwise.runtime.misuse import (
     as_tuple,
@@ -133,7 +133,7 @@ class TrainStep:
         self.choice = choose_precision("fp32" if self.plan else precision, device=device)
         if precision == "auto" and not self.plan and peers is not None:
             self.choice = peers.first(self.choice)  # measured, and so perhaps not the same on every rank
-        BUS.publish(PrecisionTaken(what=f"ampwise.TrainStep ({self.choice.precision})"))
+        self._events = LoopEvents(self.choice.precision)
         self._regime = Regime(precision=self.choice.precision, device_type=device.type)
         self.undo_plan = apply_to_all(self.modules, self.plan, optimizers=self.optimizers) if self.plan else None
         scale, named = self._regime.choose_loss_scale(scale_of_plan(self.plan) if loss_scale is None else loss_scale)
@@ -157,7 +157,7 @@ class TrainStep:
         self.fused = choose_fused(self.optimizers)
         self._casts = CastHold(self._params)
         self._graphs = graphs_for(device) if capture else None
-        self._captures, self._is_recording, self._generation = capture, False, 0
+        self._captures, self._generation = capture, 0
         self._window_owner: object | None = None
         self._window: tuple[list[Tensor | None], Any] = [], None
         self._findings: list[tuple[Optimizer, Tensor | bool | None]] = []
@@ -340,7 +340,7 @@ class TrainStep:
             for param, grad in zip(self._params, grads, strict=True):
                 param.grad = grad
             self._buffers.resume(copies)
-        owner, self._window_owner, self._is_recording = self._window_owner, None, True
+        owner, self._window_owner, self._events.is_recording = self._window_owner, None, True
         self._findings = []
         try:
             with self.scaler.recording():
@@ -351,7 +351,7 @@ class TrainStep:
             self._abandon()
             raise
         finally:
-            self._num_losses, self._window_owner, self._is_recording = num_open, owner, False
+            self._num_losses, self._window_owner, self._events.is_recording = num_open, owner, False
         stepping, found = tuple(one for one, _ in self._findings), tuple(found for _, found in self._findings)
         return Trace(loss=loss, result=result, stepping=stepping, found_inf=found)
 
@@ -366,31 +366,27 @@ class TrainStep:
         result = trace.result
         self._num_losses = 0 if result.is_update else self._num_losses + 1
         self._window_owner = None if result.is_update else owner
-        BUS.publish(BackwardStarted(roots=(trace.loss,)))
-        BUS.publish(BackwardEnded(roots=(trace.loss,)))
+        self._events.backward_started((trace.loss,))
+        self._events.backward_ended((trace.loss,))
         if not result.is_update:
             return result
         self.scaler.note_replayed_step(result)
         outcomes = [replace(result, found_inf=found) for found in trace.found_inf]
         for optimizer, outcome in zip(trace.stepping, outcomes, strict=True):
-            BUS.publish(StepStarted(optimizer=optimizer))
-            BUS.publish(outcome_of(optimizer, outcome))
+            self._events.step_started(optimizer)
+            self._events.step_ended(optimizer, outcome, result.grad_norm_tensor)
         self._advance_schedulers(trace.stepping, outcomes)
         self._leave_if_told()
         return result
 
     # ------------------------------------------------------------------ the sequence
 
-    def _publish(self, event: LoopEvent) -> None:
-        if not self._is_recording:
-            BUS.publish(event)
-
     def _backward(self, losses: tuple[Tensor, ...], *, share: int, names: tuple[str, ...] = ()) -> None:
-        self._publish(BackwardStarted(roots=losses))
+        self._events.backward_started(losses)
         shares = [loss if share == 1 else loss / share for loss in losses]
         with self._regime.backward(), announced():
             backward([self.scaler.scale(one, name) for one, name in zip_longest(shares, names)], each=bool(names))
-        self._publish(BackwardEnded(roots=losses))
+        self._events.backward_ended(losses)
 
     def _step(self, losses: tuple[Tensor, ...], *, correction: float) -> StepResult:
         self._casts.drop()
@@ -407,7 +403,7 @@ class TrainStep:
         closure: Callable[[], Any] | None = None,
         update: ClippedUpdate | None = None,
     ) -> StepResult:
-        self._publish(StepStarted(optimizer=optimizer))
+        self._events.step_started(optimizer)
         with announced():
             if update is None:
                 self.scaler.step(optimizer, *(() if closure is None else (closure,)))
@@ -415,7 +411,7 @@ class TrainStep:
                 update.step(optimizer)
                 self.scaler.note_finite_step(optimizer)
         result = self.scaler.last_step or StepResult()
-        self._publish(outcome_of(optimizer, replace(result, grad_norm_tensor=norm)))
+        self._events.step_ended(optimizer, result, norm)
         return result
 
     def _end(
@@ -437,13 +433,13 @@ class TrainStep:
             found_inf=found if known is None else known, scale_tensor=results[0].scale_tensor, grad_norm_tensor=norm
         )
         self._watch_overflows(result, losses)
-        if self._is_recording:
+        if self._events.is_recording:
             self._findings = [(one, result.found_inf) for one, result in zip(stepping, results, strict=True)]
         else:
             self._advance_schedulers(stepping, results)
         for one in self.optimizers:
-            one.zero_grad()
-        if not self._is_recording:
+            clear_gradients(one)
+        if not self._events.is_recording:
             self._leave_if_told()
         return result
 
@@ -451,7 +447,7 @@ class TrainStep:
         found = result.found_inf
         if not isinstance(found, Tensor):
             self._overflow_watch.check(skipped=bool(found), scale=result.scale_tensor, losses=losses)
-        elif not self._is_recording:
+        elif not self._events.is_recording:
             self._overflow_watch.late_check(self._late_news.take(found), losses=losses)
 
     def _advance_schedulers(self, stepping: Sequence[Optimizer], results: Sequence[StepResult]) -> None:
