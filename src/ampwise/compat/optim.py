@@ -1,6 +1,7 @@
 """What ampwise uses of torch.optim's unwritten protocols."""
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,11 @@ from torch.optim import Optimizer
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """Every parameter of the optimizer, in order."""
     return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def all_parameters(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """Every parameter of the optimizers once, as they are now: groups may be added while training."""
+    return list(dict.fromkeys(param for one in optimizers for group in one.param_groups for param in group["params"]))
 
 
 def has_gradients(optimizer: Optimizer) -> bool:
