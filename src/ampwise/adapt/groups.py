@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 from torch import nn
 
@@ -93,15 +94,10 @@ def _match_faults(model: nn.Module, group: Group, patterns: Mapping[str, str | S
 
 
 def _overlaps(groups: Sequence[Group]) -> Iterator[str]:
-    owners: dict[int, tuple[Group, str]] = {}
-    for group in groups:
-        for top, module in zip(group.tops, group.modules, strict=True):
-            for inner, one in module.named_modules():
-                path = ".".join(part for part in (top, inner) if part)
-                other, _ = owners.setdefault(id(one), (group, path))
-                if other is not group:
-                    yield f'groups: "{path or "the model"}" is in "{other.name}" and in "{group.name}"; give it to one'
-                    return
+    for group, other in permutations(groups, 2):
+        inner = next((one for one in group.tops if any(_is_in(one, top) for top in other.tops)), None)
+        if inner is not None and (group.tops != other.tops or groups.index(group) > groups.index(other)):
+            yield f'groups: "{inner or "the model"}" is in "{other.name}" and in "{group.name}"; give it to one'
 
 
 def _checked_shares(model: nn.Module, groups: tuple[Group, ...], *, is_default: bool) -> tuple[Group, ...]:

@@ -1,0 +1,171 @@
+"""Each trigger fires at what it is for, and at nothing else."""
+
+import math
+
+import pytest
+
+from adapting import fed, reading
+from ampwise import UsageError
+from ampwise.adapt.encoding import get_trigger
+from ampwise.adapt.schedule import Schedule
+from ampwise.adapt.triggers import (
+    AbsoluteLossCurvature,
+    GradNormSpike,
+    LossCurvature,
+    LossSpike,
+    NonFinite,
+    OverflowShare,
+)
+from ampwise.adapt.usual import Usual
+
+INF, NAN = math.inf, math.nan
+
+
+def noisy(num=60, *, level=1.0, size=0.01):
+    return [reading(level + size * math.sin(12.9898 * index)) for index in range(num)]
+
+
+def fires(trigger, one):
+    return max(trigger.judge(one).levels) >= 1.0
+
+
+def test_the_usual_is_not_moved_by_outliers():
+    assert Usual.of([1.0, 1.0, 2.0, 3.0, 1e9]) == Usual(median=2.0, deviation=1.4826)
+    assert Usual(median=2.0, deviation=1.0).threshold(3.0) == 5.0
+    assert Usual(median=2.0, deviation=0.0).threshold(3.0, at_least=1.0) == 3.0
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_curvature_is_large_against_its_own_history_whatever_the_loss_is(size):
+    losses = [reading(size * one.loss) for one in noisy()]
+    trigger = fed(LossCurvature(), losses)
+    assert not any(fires(fed(LossCurvature(), losses[:at]), losses[at]) for at in range(30, 60))
+    assert fires(trigger, reading(size * 1.5))
+    assert "loss curvature" in trigger.judge(reading(size * 1.5)).causes[0]
+
+
+def test_a_steep_straight_descent_has_no_curvature():
+    falling = [reading(100.0 - index + 0.001 * math.sin(index)) for index in range(60)]
+    assert not fires(fed(LossCurvature(), falling), reading(40.0))
+
+
+def test_nothing_fires_before_there_is_a_history():
+    for trigger in (LossCurvature(), LossSpike(), GradNormSpike()):
+        short = fed(trigger, noisy(trigger.min_history - 1))
+        assert not fires(short, reading(1e9, norms=(1e9, 1e9)))
+        assert fires(fed(trigger, noisy(trigger.min_history + 2)), reading(1e9, norms=(1e9, 1e9)))
+
+
+def test_the_plain_rule_is_the_mean_second_difference_of_ten_losses_from_the_fifth_on():
+    zigzag = [reading(1.0 + 0.006 * (-1) ** index) for index in range(12)]  # second differences of 0.024
+    assert [fires(fed(AbsoluteLossCurvature(), zigzag[:at]), zigzag[at]) for at in range(6)] == [False] * 4 + [True] * 2
+    assert not fires(fed(AbsoluteLossCurvature(threshold=0.025), zigzag), reading(1.006))
+    # ten losses have eight second differences: 0.16 over 8 is 0.02
+    calm = fed(AbsoluteLossCurvature(), [reading()] * 12)
+    assert not fires(calm, reading(1.159))
+    assert fires(calm, reading(1.161))
+
+
+def test_a_loss_spike_is_above_the_noise_and_above_the_least_rise():
+    trigger = fed(LossSpike(), noisy())
+    assert not fires(trigger, reading(1.05))
+    assert fires(trigger, reading(1.2))
+    assert not fires(trigger, reading(0.1))
+    assert trigger.judge(reading(1.2)).causes == ("loss 1.2, usually 0.9982",)
+
+
+def test_a_gradient_norm_spike_names_its_own_group():
+    trigger = fed(GradNormSpike(), noisy())
+    verdict = trigger.judge(reading(norms=(1.0, 64.0)))
+    assert verdict.level(0) < 0.5
+    assert verdict.level(1) >= 1.0
+    assert verdict.cause(1) == "gradient norm 64, usually 1"
+    assert not fires(trigger, reading(norms=(3.0, 0.0)))
+    assert not fires(trigger, reading(norms=(INF, NAN)))  # what the loss scale may have done
+
+
+@pytest.mark.parametrize(
+    ("fields", "group", "cause"),
+    [
+        ({"loss": NAN, "peaks": (1.0, INF), "norms": (NAN, NAN)}, 1, "its results are not finite"),
+        ({"loss": NAN, "peaks": (INF, NAN)}, 0, "its results are not finite"),
+        ({"norms": (INF, INF), "suspects": ("a.weight", "b.weight")}, 1, "gradient of b.weight is not finite"),
+        ({"norms": (INF, 1.0)}, 0, "its gradients are not finite"),
+        ({"loss": INF}, None, "loss is inf"),
+        ({"is_skipped": True}, None, "step skipped: gradients not finite"),
+        (
+            {"peaks": (NAN, NAN), "raised": (True, False)},
+            None,
+            "its results are not finite, in the safer format too",
+        ),
+    ],
+)
+def test_lost_numbers_are_the_first_results_or_the_last_gradients(fields, group, cause):
+    verdict = NonFinite().judge(reading(**fields))
+    assert verdict.is_urgent
+    assert [verdict.level(one) >= 1.0 for one in (0, 1)] == [group in (None, one) for one in (0, 1)]
+    assert verdict.cause(group or 0) == cause
+
+
+def test_gradients_lost_under_a_loss_scale_count_in_a_row():
+    bad = reading(norms=(1.0, INF), is_skipped=True, is_scaled=True)
+    trigger = NonFinite(in_a_row=3)
+    seen = []
+    for one in (bad, bad, reading(), bad, bad, bad):
+        seen.append(fires(trigger, one))
+        trigger = trigger.observe(one)
+    assert seen == [False, False, False, False, False, True]
+    assert fires(NonFinite(in_a_row=3), reading(NAN, is_scaled=True))  # no scale helps a forward pass
+
+
+def test_a_share_beyond_the_format():
+    assert OverflowShare().judge(reading()).levels == (0.0, 0.0)
+    assert OverflowShare().judge(reading(shares=(0.0, 1e-6))).levels == (0.0, 1.0)
+    verdict = OverflowShare(above=0.01).judge(reading(shares=(0.005, 0.02), peaks=(1.0, 7e4)))
+    assert verdict.levels == (0.5, 2.0)
+    assert verdict.cause(1) == "2.00% of its results beyond the format, the largest 7e+04"
+    assert OverflowShare(format="e4m3").format == "fp8_e4m3"
+
+
+@pytest.mark.parametrize("trigger", [LossCurvature(), AbsoluteLossCurvature(), LossSpike()])
+def test_a_loss_that_is_not_finite_fires_and_is_not_remembered(trigger):
+    trigger = fed(trigger, noisy(30))
+    assert not fires(trigger, reading(NAN))  # the groups' results tell more
+    assert fires(trigger, reading(NAN, peaks=()))
+    assert trigger.observe(reading(NAN)) == trigger
+
+
+def test_a_loss_that_nobody_gave_is_calm():
+    for trigger in (LossCurvature(), AbsoluteLossCurvature(), LossSpike(), GradNormSpike(), OverflowShare()):
+        assert not fires(fed(trigger, noisy()), reading(None, norms=(), shares=()))
+
+
+def test_a_schedule_is_in_its_steps():
+    schedule = Schedule(steps=[(0, 2), (5, None)], groups=["a"])
+    assert [schedule.cause(step, "a") for step in range(6)] == [
+        *["schedule, steps 0 to 1"] * 2,
+        *[None] * 3,
+        "schedule, steps 5 to the end",
+    ]
+    assert schedule.cause(0, "b") is None
+    assert Schedule(steps=[(1, 2)]).cause(1, "anything")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: LossCurvature(num_deviations=0), "LossCurvature: num_deviations is 0; it must be above 0"),
+        (lambda: LossSpike(min_history=60, min_rise=-1), "min_history is 60; .* 1 to window .50.; min_rise is -1"),
+        (lambda: AbsoluteLossCurvature(threshold=0, min_history=2), "threshold is 0.*; min_history is 2"),
+        (lambda: NonFinite(in_a_row=0), "NonFinite: in_a_row is 0; it must be at least 1"),
+        (lambda: OverflowShare(above=1.0, headroom=0.5), "above is 1.0.*; headroom is 0.5"),
+        (lambda: OverflowShare(format="fp61"), '"fp61" is not a format'),
+        (lambda: Schedule(steps=[]), "steps is empty; give pairs such as"),
+        (lambda: Schedule(steps=[(5, 5), (-1, 2)]), r"steps has \(5, 5\).*; steps has \(-1, 2\)"),
+        (lambda: get_trigger("loss-spke"), '"loss-spke" is not a trigger; did you mean "loss-spike"'),
+        (lambda: get_trigger(3), 'a trigger is 3; give "loss-curvature"'),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_all_its_faults(make, words):
+    with pytest.raises(UsageError, match=words):
+        make()
