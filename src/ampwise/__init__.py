@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ampwise.runtime.scaler import GradScaler
     from ampwise.runtime.small_updates import keep_small_updates
     from ampwise.runtime.step import TrainStep
+    from ampwise.runtime.uneven import joinable
 
 _HOMES = {
     "diagnose": "ampwise.doctor.diagnose",
@@ -71,6 +72,7 @@ _HOMES = {
     "custom_bwd": "ampwise.runtime.custom_function",
     "custom_fwd": "ampwise.runtime.custom_function",
     "keep_small_updates": "ampwise.runtime.small_updates",
+    "joinable": "ampwise.runtime.uneven",
     "load_checkpoint": "ampwise.runtime.checkpoint",
     "plan_in_effect": "ampwise.runtime.casting",
     "record_casts": "ampwise.instruments.record_casts",
@@ -113,6 +115,7 @@ __all__ = [
     "diagnose",
     "emulated",
     "estimate_memory",
+    "joinable",
     "keep_small_updates",
     "load_checkpoint",
     "load_plan",

@@ -86,10 +86,10 @@ def unscale_and_check_(grads: Sequence[Tensor], inv_scale: Tensor, found_inf: Te
 
 def check_finite_(grads: Sequence[Tensor], found_inf: Tensor, *, scale: Tensor | None = None) -> None:
     """Set ``found_inf`` to 1 if any gradient, divided by ``scale``, is not finite. The gradients stay as they are."""
-    largest = torch._foreach_norm([grad for grad in grads if grad.numel()], torch.inf)
-    if not largest:
+    filled = [grad for grad in grads if grad.numel()]  # a rank's part of a small gradient may hold nothing
+    if not filled:
         return
-    bound = torch.stack([one.float() for one in largest])
+    bound = torch.stack([one.float() for one in torch._foreach_norm(filled, torch.inf)])
     if scale is not None:
         bound = bound / scale
     found_inf.logical_or_(~bound.isfinite().all())

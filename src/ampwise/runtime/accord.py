@@ -20,7 +20,7 @@ class Accord:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self._agreement: Agreement | None = None
-        self._is_settled_outside = self._is_scale_checked = False
+        self._is_settled_outside = self._has_looked = False
 
     @contextmanager
     def settled_by_caller(self, agreement: Agreement) -> Generator[None]:
@@ -38,9 +38,9 @@ class Accord:
         self._agreement = self.ranks.of(optimizer)
         if self._agreement is None:
             return found
-        self.check_scale(self._agreement, scale)
         ballot = Ballot(found=found or {scale.device: torch.zeros_like(scale)}, has_gradients=bool(found))
-        self._agreement.settle([ballot], device=scale.device)
+        self._agreement.settle([ballot], device=scale.device, scale=scale, looks=not self._has_looked)
+        self._has_looked = True
         return ballot.found
 
     def largest(self, own: Tensor | None, scale: Tensor) -> Tensor | None:
@@ -54,12 +54,10 @@ class Accord:
             return own
         return self._agreement.max(torch.zeros_like(scale) if own is None else own)
 
-    def check_scale(self, ranks: Agreement, scale: Tensor | None) -> None:
-        """Refuse, once after the start and after each load, a scale that is not that of all ranks."""
-        if not self._is_scale_checked and scale is not None:
-            ranks.check_scale(scale)
-            self._is_scale_checked = True
+    def peers(self) -> Agreement | None:
+        """All ranks that train together; None where this one trains alone.
 
-    def forget_scale(self) -> None:
-        """Look at the scale again: another was loaded."""
-        self._is_scale_checked = False
+        Raises:
+            UsageError: there are several ranks, and nothing says which train together.
+        """
+        return self._agreement or self.ranks.peers()

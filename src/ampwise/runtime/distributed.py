@@ -19,11 +19,14 @@ from ampwise.compat.distributed import Group
 from ampwise.compat.fused_step import wide_norms_of
 from ampwise.compat.optim import parameters_of
 from ampwise.interpose.internal import internal
+from ampwise.runtime import host
 from ampwise.runtime.gradients import local_gradient
 
 T = TypeVar("T")
 Found = dict[torch.device, Tensor]
 """For each device, above 0 where gradients there are not finite."""
+_TOLERANCE = 1e-6
+"""Of rounding; scales that differ do so by a good part."""
 _WIDE = ("cpu", "cuda")
 """Devices that know fp64."""
 
@@ -54,7 +57,7 @@ class Agreement:
     """The ranks that must step together, or not at all.
 
     Law: every rank that calls ``settle`` gets the same answer, bit for bit, and one that has no gradient takes part.
-    A call is one reduction (one for each dimension of a mesh that is not the whole world) of one number and two more
+    A call is one reduction (one for each dimension of a mesh that is not the whole world) of three numbers and two more
     for each optimizer; nothing waits for a device but a rank that has no gradients itself.
 
     Attributes:
@@ -70,19 +73,35 @@ class Agreement:
         """How many ranks there are."""
         return reduce(mul, (torchs.size_of(one) for one in self.groups), 1)
 
-    def settle(self, ballots: Sequence[Ballot], *, device: torch.device, norm_of: Sequence[Tensor] = ()) -> Settled:
+    def settle(
+        self,
+        ballots: Sequence[Ballot],
+        *,
+        device: torch.device,
+        scale: Tensor | None,
+        norm_of: Sequence[Tensor] = (),
+        looks: bool = False,
+    ) -> Settled:
         """Put all ranks' ballots together, in place.
 
         Args:
             ballots: one for each optimizer, in the same order on every rank.
             device: where the optimizers' parameters are.
+            scale: what the gradients were scaled by; None is 1.
             norm_of: parameters of whose gradients the norm is taken; none of them leaves it out.
+            looks: compare the ranks' scales though that waits for the device; where it costs nothing it is always done.
+
+        Raises:
+            CannotRunError: the loss scale is not the same on all ranks.
         """
         with internal(), torch.no_grad():
             own = [sum((one.to(device) for one in ballot.found.values()), _number(0.0, device)) for ballot in ballots]
             has = [_number(float(ballot.has_gradients), device) for ballot in ballots]
             squares = self._squares(norm_of, device)
-            numbers = self.sum(torch.stack([*own, *has, squares]))
+            factor = _number(1.0, device) if scale is None else scale.to(squares).reshape(())
+            numbers = self.sum(torch.stack([*own, *has, squares, factor, factor.square()]))
+            if looks or host.reads_freely(device):
+                self._compare(factor, *numbers[-2:].tolist())
             count = len(ballots)
             for place, ballot in enumerate(ballots):
                 for one in ballot.found.values():
@@ -125,6 +144,11 @@ class Agreement:
                 "scale for each rank is possible only where gradients are unscaled before they are reduced, as under "
                 "`ampwise run`"
             )
+
+    def _compare(self, scale: Tensor, total: float, squares: float) -> None:
+        """Find out from the scales' sum and the sum of their squares whether they are all the same."""
+        if abs(squares * self.size - total * total) > _TOLERANCE * total * total:
+            self.check_scale(scale)
 
     def _squares(self, params: Sequence[Tensor], device: torch.device) -> Tensor:
         """This rank's share of the sum of all gradients' squares: a part held by several ranks counts as one."""

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ampwise._base.errors import UsageError
+from ampwise.compat.distributed import ddp_of, is_running
 from ampwise.compat.optim import name_of, parameters_of
 from ampwise.formats import find_format
 
@@ -83,6 +84,20 @@ NO_GRADIENT: Final = (
 def tells_of_no_gradient(error: AssertionError) -> bool:
     """Whether torch's scaler says by it that an optimizer has no gradients to test."""
     return "No inf checks were recorded for this optimizer" in str(error)
+
+
+def refuse_passes_under_ddp(losses: Sequence[Tensor], modules: Sequence[Module]) -> None:
+    """Raise where several losses with names would be backpropagated through a DistributedDataParallel.
+
+    It reduces the gradients of the first backward pass after a forward pass, and leaves those of others to each rank
+    without a word, so that the ranks' parameters drift apart.
+    """
+    if len(losses) > 1 and is_running() and ddp_of(modules):
+        raise UsageError(
+            "losses with names take a backward pass each, and DistributedDataParallel reduces the gradients of the "
+            "first alone: the ranks would drift apart. Give step() one loss (their sum), or shard with "
+            "fully_shard instead"
+        )
 
 
 _LOST_PEER: Final = ("closed by peer", "reset by peer", "remote process exited", "communicator was aborted")

@@ -12,7 +12,7 @@ from ampwise.compat.autograd import has_nested_passes, leaves_of, queue_callback
 from ampwise.compat.scaler import Replicator, check_finite_, found_inf_of, sparse_values
 from ampwise.interpose.internal import internal
 from ampwise.observe.statistics import amax
-from ampwise.runtime.distributed import Ranks
+from ampwise.runtime.distributed import Agreement
 from ampwise.runtime.loss_scale import LossScale, decode, encode
 from ampwise.runtime.scale_update import Rules, ScaleState, advance_, read_state, rules_of, state_of
 
@@ -64,15 +64,16 @@ class NamedLosses:
             scaled.register_hook(_Begin(self, loss, one, common))
         return scaled
 
-    def advance(self, ranks: Ranks | None = None) -> Tensor | None:
+    def advance(self, peers: Callable[[], Agreement | None] | None = None) -> Tensor | None:
         """Move every scale whose loss had a backward pass; gives how many found an overflow, None without a pass.
 
         Args:
-            ranks: who trains together: what a pass of one rank found moves the scales of all. Every rank uses the same
-                names.
+            peers: says which ranks train together: what a pass of one rank found moves the scales of all. Every rank
+                uses the same names.
         """
-        if self._named and ranks is not None:
-            self._agree(ranks)
+        together = peers() if self._named and peers is not None else None
+        if together is not None:
+            self._agree(together)
         used = [one for one in self._named.values() if one.is_used]
         if not used:
             return None
@@ -102,11 +103,8 @@ class NamedLosses:
         """The same losses at the same scales, bound to no device and no pass."""
         return NamedLosses({name: decode(one) for name, one in self.state().items()}, self._fallback)
 
-    def _agree(self, ranks: Ranks) -> None:
+    def _agree(self, peers: Agreement) -> None:
         """Let what one rank found count for all."""
-        peers = ranks.peers()
-        if peers is None:
-            return
         names = sorted(self._named)
         ones = [self._named[name] for name in names]
         used = [torch.full_like(one.found, float(one.is_used)) for one in ones]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -56,7 +57,36 @@ class Preparation:
     ) -> None:
         self._optimizers, self._params, self._scaler = tuple(optimizers), params, scaler
         self._max_norm, self._max_value = max_norm, max_value
-        self.agreement, self._peers = agreement, peers
+        self.agreement, self.peers = agreement, peers
+        self._is_together = agreement is not None and (scaler.is_enabled() or max_norm is not None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self._params[0].device
+
+    def answer(self) -> None:
+        """Take part in a step of other ranks for which this one has nothing; the loss scale moves as theirs."""
+        if not self._is_together or self.agreement is None:
+            return
+        scaler, is_scaled = self._scaler, self._scaler.is_enabled()
+        if is_scaled:
+            scaler.scale(torch.zeros((), device=self.device))
+        ballots = [scaler.ballot(one) if is_scaled else _no_ballot(one) for one in self._optimizers]
+        norm_of = () if self._max_norm is None else self._params
+        self.agreement.settle(ballots, device=self.device, scale=scaler.snapshot_scale(), norm_of=norm_of)
+        if is_scaled:
+            scaler.update()
+
+    def check_start(self) -> None:
+        """Refuse a loss scale that is not that of all ranks.
+
+        Raises:
+            CannotRunError: it is not; on every rank.
+        """
+        if self.peers is not None:
+            value = self._scaler.get_scale() if self._scaler.is_enabled() else 1.0
+            self.peers.check_scale(torch.tensor(value, device=self.device))
 
     def prepare(self, *, correction: float) -> Prepared:
         """Unscale, correct and clip, as far as it is asked for; on every rank or on none.
@@ -68,10 +98,8 @@ class Preparation:
             UsageError: no optimizer has a gradient, on any rank.
             CannotRunError: the ranks' loss scales differ.
         """
-        if self._peers is not None:
-            self._scaler.accord.check_scale(self._peers, self._scaler.snapshot_scale())
         stepping = tuple(one for one in self._optimizers if has_gradients(one))
-        if self.agreement is not None and (self._scaler.is_enabled() or self._max_norm is not None):
+        if self._is_together and self.agreement is not None:
             return self._prepare_together(self.agreement, correction=correction)
         _refuse_none(stepping)
         self._scaler.measure(*stepping)
@@ -106,12 +134,10 @@ class Preparation:
             for one in optimizers:
                 scaler.unscale_(one)
         self._correct(correction)
-        ballots = [
-            scaler.ballot(one) if scaler.is_enabled() else Ballot(found={}, has_gradients=has_gradients(one))
-            for one in optimizers
-        ]
+        ballots = [scaler.ballot(one) if scaler.is_enabled() else _no_ballot(one) for one in optimizers]
         norm_of = () if self._max_norm is None else self._params
-        settled = agreement.settle(ballots, device=self._params[0].device, norm_of=norm_of)
+        scale = scaler.snapshot_scale()
+        settled = agreement.settle(ballots, device=self.device, scale=scale, norm_of=norm_of)
         stepping = tuple(one for one, steps in zip(optimizers, settled.steps, strict=True) if steps)
         _refuse_none(stepping)
         if self._max_norm is not None and settled.norm is not None:
@@ -129,6 +155,11 @@ class Preparation:
             grad = local_gradient(param)
             if grad is not None:
                 grad.mul_(correction)
+
+
+def _no_ballot(optimizer: Optimizer) -> Ballot:
+    """Where nothing is ever skipped."""
+    return Ballot(found={}, has_gradients=has_gradients(optimizer))
 
 
 def _refuse_none(stepping: Sequence[Optimizer]) -> None:

@@ -312,7 +312,6 @@ class GradScaler(torch.amp.GradScaler):
         super().load_state_dict(state_dict)
         if not self._enabled:
             return
-        self.accord.forget_scale()
         self._memory.load(state_dict)
         self._named.load(state_dict.get("named", {}))
         self._forget_iteration()
@@ -467,7 +466,7 @@ class GradScaler(torch.amp.GradScaler):
         self._suspects.losses.clear()
 
     def _count_step(self, scale: Tensor, growth_tracker: Tensor, found: Tensor, before: Tensor) -> None:
-        self._named_found = self._named.advance(self.accord.ranks)
+        self._named_found = self._named.advance(self.accord.peers)
         if self._moves or self._named_found is None:
             state = self._memory.with_scale(scale, growth_tracker)
             amax = self._watch.amax(before)

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ampwise._base.errors import RecordError, UsageError
-from ampwise.compat.optim import clear_gradients, needs_closure, parameters_of, portable_state
+from ampwise.compat.optim import all_parameters, clear_gradients, needs_closure, portable_state
 from ampwise.interpose.internal import announced, users_code
 from ampwise.plan.find import find_plan
 from ampwise.plan.plan import Plan
@@ -34,6 +35,7 @@ from ampwise.runtime.misuse import (
     check_options,
     name_parameters,
     refuse_fp16_parameters,
+    refuse_passes_under_ddp,
     warn_of_no_autocast,
 )
 from ampwise.runtime.overflow import OverflowWatch, floor_of
@@ -86,6 +88,7 @@ class TrainStep:
 
     Attributes:
         fused: the optimizers given torch's fused kernel, being made with neither ``fused`` nor ``foreach`` (logged).
+        preparation: what becomes of gradients before the optimizers, and the ranks it asks.
         undo_plan: takes the plan back off the models; None without one.
 
     Raises:
@@ -124,7 +127,7 @@ class TrainStep:
         )
         self._clip_grad_norm, self._clip_grad_value = clip_grad_norm, clip_grad_value
         self.accumulation_steps = accumulation_steps
-        self._params = list(dict.fromkeys(param for one in self.optimizers for param in parameters_of(one)))
+        self._params = all_parameters(self.optimizers)
         device = self._params[0].device
         self.plan = find_plan(plan) if isinstance(plan, str) else plan
         ranks = Ranks(process_group, self.modules)
@@ -138,7 +141,7 @@ class TrainStep:
         self.undo_plan = apply_to_all(self.modules, self.plan, optimizers=self.optimizers) if self.plan else None
         scale, named = self._regime.choose_loss_scale(scale_of_plan(self.plan) if loss_scale is None else loss_scale)
         self.scaler = GradScaler.from_loss_scale(scale, named=named, device=device.type, warns=False, ranks=ranks)
-        self._preparation = Preparation(
+        self.preparation = Preparation(
             self.optimizers,
             self._params,
             self.scaler,
@@ -147,10 +150,10 @@ class TrainStep:
             agreement=agreement,
             peers=peers,
         )
-        names = name_parameters(self.modules, self.optimizers)
+        self.preparation.check_start()
         if self.scaler.is_enabled():
-            refuse_fp16_parameters(names)
-        self._overflow_watch = OverflowWatch(floor_of(scale), lambda: names)
+            refuse_fp16_parameters(name_parameters(self.modules, self.optimizers))
+        self._overflow_watch = OverflowWatch(floor_of(scale), partial(name_parameters, self.modules, self.optimizers))
         self._late_news = LateNews()
         self._buffers = BufferGuard(() if isinstance(scale, NoLossScale) else self.modules)
         self._num_losses = self._num_open = 0
@@ -179,6 +182,7 @@ class TrainStep:
         """The context of the forward pass and the loss."""
         if torch.is_grad_enabled() and not self._buffers.is_saved:
             self._buffers.save()
+            self._params[:] = all_parameters(self.optimizers)
         hold = self._casts.forward_pass() if self._holds_casts and not self._num_open else nullcontext()
         self._num_open += 1
         self._is_autocast_used = True
@@ -217,8 +221,10 @@ class TrainStep:
         if not self._is_autocast_used:
             self._is_autocast_used = True
             warn_of_no_autocast(self.precision, stacklevel=2)
-        losses = check_losses(loss)
-        self._backward(losses, share=self.accumulation_steps, names=tuple(loss) if isinstance(loss, Mapping) else ())
+        losses, names = check_losses(loss), tuple(loss) if isinstance(loss, Mapping) else ()
+        if names:
+            refuse_passes_under_ddp(losses, self.modules)
+        self._backward(losses, share=self.accumulation_steps, names=names)
         self._num_losses += 1
         if self._num_losses < self.accumulation_steps and not last:
             return StepResult(is_update=False, scale_tensor=self.scaler.snapshot_scale())
@@ -390,8 +396,9 @@ class TrainStep:
 
     def _step(self, losses: tuple[Tensor, ...], *, correction: float) -> StepResult:
         self._casts.drop()
+        self._params[:] = all_parameters(self.optimizers)
         self.fused = unfuse_misfits(self.optimizers, self.fused)
-        ready = self._preparation.prepare(correction=correction)
+        ready = self.preparation.prepare(correction=correction)
         results = [self._step_one(one, ready.norm, update=ready.update) for one in ready.stepping]
         return self._end(ready.stepping, results, losses, ready.norm)
 

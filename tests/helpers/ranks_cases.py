@@ -1,0 +1,486 @@
+"""What several ranks do together, a case a function; each returns what its rank saw, as plain data."""
+
+import contextlib
+import hashlib
+import random
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.parallel import DistributedDataParallel
+
+from ampwise import GradScaler, TrainStep
+from ampwise._base.errors import CannotRunError, UsageError
+from ampwise.runtime.loss_scale import DynamicLossScale
+
+INF = float("inf")
+
+
+def rank():
+    return dist.get_rank()
+
+
+def net(seed=0, width=6):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 3))
+
+
+def ddp(model=None):
+    return DistributedDataParallel(model or net())
+
+
+def sharded(model=None, **options):
+    model = model or net()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def batch(step, which):
+    generator = torch.Generator().manual_seed(1000 * step + which)
+    return torch.randn(4, 5, generator=generator)
+
+
+def whole(tensor):
+    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def digest(model):
+    values = b"".join(whole(one).contiguous().numpy().tobytes() for one in model.parameters())
+    return hashlib.sha256(values).hexdigest()
+
+
+def injections(num_steps, share, seed=3):
+    """At which steps which rank's loss is infinite or NaN: the same on every rank."""
+    dice = random.Random(seed)
+    world = dist.get_world_size()
+    return {
+        step: (dice.randrange(world), dice.choice([INF, float("nan")]))
+        for step in range(num_steps)
+        if dice.random() < share
+    }
+
+
+def loss_of(model, step, bad, which=None):
+    which = rank() if which is None else which
+    loss = model(batch(step, which)).square().mean()
+    at, value = bad.get(step, (None, None))
+    return loss * value if at == rank() else loss
+
+
+def _kept(model, skipped, scaler):
+    places = [place for place, one in enumerate(skipped) if one]
+    return {"digest": digest(model), "values": _values(model), "skipped": places, "scale": scaler.get_scale()}
+
+
+def trained(model, *, num_steps, bad, num_micro=1, no_sync=None, **options):
+    """Train with a TrainStep; what it did at each step, and what the parameters are in the end."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scale = DynamicLossScale(scale=256.0, growth_interval=20, min_scale=2.0**-40)
+    step = TrainStep(
+        optimizer, modules=[model], precision="fp32", loss_scale=scale, accumulation_steps=num_micro, **options
+    )
+    skipped = []
+    for index in range(num_steps):
+        for micro in range(num_micro):
+            is_last = micro == num_micro - 1
+            with no_sync(is_last) if no_sync else contextlib.nullcontext():
+                with step.autocast():
+                    loss = loss_of(model, index, bad if micro == 0 else {}, which=rank() + 10 * micro)
+                result = step(loss)
+        skipped.append(result.skipped)
+    return _kept(model, skipped, step.scaler)
+
+
+def looped(model, *, num_steps, bad, clip=False):
+    """The same by a loop with a GradScaler."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    scaler = GradScaler("cpu", init_scale=256.0, growth_interval=20)
+    skipped = []
+    for index in range(num_steps):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, index, bad)).backward()
+        if clip:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        skipped.append(scaler.last_step.skipped)
+    return _kept(model, skipped, scaler)
+
+
+def _agreeing(num_steps):
+    bad = injections(num_steps, 0.1)
+    kept = {
+        "ddp": trained(ddp(), num_steps=num_steps, bad=bad),
+        "ddp clipped": trained(ddp(), num_steps=num_steps, bad=bad, clip_grad_norm=0.5),
+        "fsdp": trained(sharded(), num_steps=num_steps, bad=bad),
+        "fsdp clipped": trained(sharded(), num_steps=num_steps, bad=bad, clip_grad_norm=0.5),
+        "scaler ddp": looped(ddp(), num_steps=num_steps, bad=bad),
+        "scaler fsdp": looped(sharded(), num_steps=num_steps, bad=bad, clip=True),
+    }
+    return {"bad": sorted(bad), "kept": kept}
+
+
+def agreeing():
+    return _agreeing(40)
+
+
+def agreeing_long():
+    return _agreeing(500)
+
+
+# ------------------------------------------------------------------ who has gradients, and where
+
+
+def _values(model):
+    return [float(one) for param in model.parameters() for one in whole(param).flatten()[:6]]
+
+
+class Experts(nn.Module):
+    """A shared layer, and one expert a rank, which DistributedDataParallel leaves alone."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared = nn.Linear(5, 6)
+        torch.manual_seed(100 + rank())
+        self.expert = nn.Linear(6, 3)
+        self._ddp_params_and_buffers_to_ignore = ["expert.weight", "expert.bias"]
+
+    def forward(self, x, *, routed=True):
+        hidden = self.shared(x).tanh()
+        return self.expert(hidden) if routed else hidden
+
+
+def experts():
+    """Each rank's expert has gradients of its own, or none: a rank that got no token still takes part."""
+    model = ddp(Experts())
+    expert = torch.optim.SGD(model.module.expert.parameters(), lr=0.1)
+    shared = torch.optim.SGD(model.module.shared.parameters(), lr=0.1)
+    scale = DynamicLossScale(scale=64.0)
+    step = TrainStep([shared, expert], modules=[model], precision="fp32", loss_scale=scale, clip_grad_norm=1.0)
+    seen = []
+    for index in range(6):
+        routed = not (index in {2, 4} and rank() == 0)
+        before = model.module.expert.weight.detach().clone()
+        with step.autocast():
+            loss = model(batch(index, rank()), routed=routed).square().mean()
+            if index == 4 and rank() == 1:
+                loss = loss * INF
+        result = step(loss)
+        moved = not torch.equal(before, model.module.expert.weight)
+        seen.append([result.skipped, round(result.grad_norm, 6) if not result.skipped else None, moved])
+    return {"seen": seen, "shared": _values(model.module.shared), "scale": step.scaler.get_scale()}
+
+
+def no_gradient_anywhere():
+    model = sharded()
+    step = TrainStep(torch.optim.SGD(model.parameters(), lr=0.1), precision="fp32", clip_grad_norm=1.0)
+    other = torch.ones(1, requires_grad=True)
+    try:
+        step(other.sum())
+    except UsageError as error:
+        return str(error)
+
+
+def one_rank_without_gradients():
+    """A hand-made group of ranks, of which one's loss does not reach its parameters."""
+    weight = nn.Parameter(torch.ones(2))
+    scaler = GradScaler("cpu", init_scale=8.0, process_group=dist.group.WORLD)
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    other = torch.ones(1, requires_grad=True)
+    seen = []
+    for value in (1.0, INF, 1.0):
+        optimizer.zero_grad()
+        scaler.scale((weight * value).sum() if rank() == 1 else other.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        seen.append([scaler.last_step.skipped, weight.tolist()])
+    return seen
+
+
+def offloaded():
+    bad = {1: (1, INF), 3: (0, INF)}
+    model = sharded(offload_policy=CPUOffloadPolicy(pin_memory=False))
+    kept = trained(model, num_steps=6, bad=bad, clip_grad_norm=0.5)
+    return {**kept, "values": _values(model), "plain": _values_of(sharded(), bad)}
+
+
+def _values_of(model, bad):
+    trained(model, num_steps=6, bad=bad, clip_grad_norm=0.5)
+    return _values(model)
+
+
+def accumulating():
+    """Under no_sync only the last loss of a window is reduced; an overflow in the first is in it."""
+    bad = {2: (1, INF), 4: (0, float("nan"))}
+    model = ddp()
+    once = sharded()
+
+    def ddp_sync(is_last):
+        return contextlib.nullcontext() if is_last else model.no_sync()
+
+    @contextlib.contextmanager
+    def fsdp_sync(is_last):
+        once.set_requires_gradient_sync(is_last)
+        yield
+
+    every = ddp()
+    runs = {
+        "ddp": trained(model, num_steps=6, bad=bad, num_micro=3, no_sync=ddp_sync, clip_grad_norm=0.5),
+        "fsdp": trained(once, num_steps=6, bad=bad, num_micro=3, no_sync=fsdp_sync, clip_grad_norm=0.5),
+        "every": trained(every, num_steps=6, bad=bad, num_micro=3, clip_grad_norm=0.5),
+    }
+    return {"runs": runs, "values": [_values(one) for one in (model, once, every)]}
+
+
+def uneven():
+    """Ranks with 3 and 6 batches; experts besides, which are agreed on."""
+    from torch.distributed.algorithms.join import Join
+
+    from ampwise import joinable
+
+    found = {}
+    for name, model in (("plain", ddp()), ("experts", ddp(Experts()))):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scale = DynamicLossScale(scale=64.0, growth_interval=2)
+        step = TrainStep(optimizer, modules=[model], precision="fp32", loss_scale=scale, clip_grad_norm=0.5)
+        count = 0
+        with Join([model, joinable(step)]):
+            for index in range(3 * (1 + rank())):
+                with step.autocast():
+                    loss = loss_of(model, index, {4: (1, INF)})
+                count += step(loss).stepped
+        shared = model.module[0] if name == "plain" else model.module.shared
+        state = step.state_dict()["optimizers"][0]["state"]
+        momenta = sum(float(state[place]["momentum_buffer"].sum()) for place in (0, 1))
+        found[name] = {"steps": count, "scale": step.scaler.get_scale(), "values": _values(shared), "momenta": momenta}
+    return found
+
+
+# ------------------------------------------------------------------ tensor parallel, and meshes of two dimensions
+
+
+def _tensor_parallel(mesh):
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    return parallelize_module(net(width=8), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
+def _norms(model, reference, steps=4):
+    """The norms a TrainStep clips by, beside those of the same model on one device."""
+    pairs = []
+    for one in (model, reference):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+        scale = DynamicLossScale(scale=256.0)
+        step = TrainStep(optimizer, modules=[one], precision="fp32", loss_scale=scale, clip_grad_norm=0.05)
+        found = []
+        for index in range(steps):
+            with step.autocast():
+                loss = one(batch(index, 0)).square().mean()
+                if index == 2 and rank() == dist.get_world_size() - 1:
+                    loss = loss * INF
+            if one is reference and index == 2:
+                loss = loss * INF
+            result = step(loss)
+            found.append(None if result.skipped else result.grad_norm)
+        pairs.append(found)
+    return {"norms": pairs, "values": [_values(model), _values(reference)]}
+
+
+def tensor_parallel():
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    return _norms(_tensor_parallel(mesh), net(width=8))
+
+
+def two_dimensions():
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
+    model = fully_shard(_tensor_parallel(mesh["tp"]), mesh=mesh["dp"])
+    return _norms(model, net(width=8))
+
+
+def replicated_shards():
+    """HSDP: cut over two ranks, copied over the others; each part counts once in the norm."""
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+    return _norms(fully_shard(net(width=8), mesh=mesh), net(width=8))
+
+
+# ------------------------------------------------------------------ scales
+
+
+def _refused(call):
+    try:
+        call()
+    except (CannotRunError, UsageError) as error:
+        return str(error)
+
+
+def unequal_scales():
+    found = []
+    for model in (ddp(), sharded()):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        options = {"modules": [model], "precision": "fp32", "loss_scale": 2.0 ** (4 + rank())}
+        found.append(_refused(lambda optimizer=optimizer, options=options: TrainStep(optimizer, **options)))
+    model = sharded()
+    scaler = GradScaler("cpu", init_scale=2.0 ** (4 + rank()))
+    scaler.scale(loss_of(model, 0, {})).backward()
+    found.append(_refused(lambda: scaler.step(torch.optim.SGD(model.parameters(), lr=0.1))))
+    return found
+
+
+def loaded_scales():
+    """A checkpoint that only one rank loads."""
+    model = sharded()
+    step = TrainStep(
+        torch.optim.SGD(model.parameters(), lr=0.1), modules=[model], precision="fp32", loss_scale=DynamicLossScale()
+    )
+    step(loss_of(model, 0, {}))
+    state = step.state_dict()
+    if rank() == 0:
+        state["loss_scale"]["scale"] = 4.0
+        step.load_state_dict(state)
+    loss = loss_of(model, 1, {})
+    return _refused(lambda: step(loss))
+
+
+def named_losses():
+    """An infinity in one rank's loss backs off that loss's scale on every rank, and no other's."""
+    model = sharded()
+    scales = {"left": DynamicLossScale(scale=64.0), "right": DynamicLossScale(scale=16.0)}
+    step = TrainStep(torch.optim.SGD(model.parameters(), lr=0.1), modules=[model], precision="fp32", loss_scale=scales)
+    seen = []
+    for index in range(4):
+        with step.autocast():
+            out = model(batch(index, rank()))
+            right = out[:, 1:].square().mean() * (INF if index == 2 and rank() == 0 else 1.0)
+            losses = {"left": out[:, 0].square().mean(), "right": right}
+        result = step(losses)
+        seen.append(
+            [result.skipped, step.scaler.get_scale("left"), step.scaler.get_scale("right"), step.scaler.get_scale()]
+        )
+    return {"seen": seen, "digest": digest(model), "refused": _named_under_ddp(scales)}
+
+
+def _named_under_ddp(scales):
+    model = ddp()
+    step = TrainStep(torch.optim.SGD(model.parameters(), lr=0.1), modules=[model], precision="fp32", loss_scale=scales)
+    out = model(batch(0, 0))
+    return _refused(lambda: step({"left": out[:, 0].sum(), "right": out[:, 1].sum()}))
+
+
+def headroom():
+    """The largest gradient lies in one rank's shard; the scale follows it on all."""
+    model = sharded()
+    step = TrainStep(
+        torch.optim.SGD(model.parameters(), lr=0.1), modules=[model], precision="fp32", loss_scale="headroom"
+    )
+    scales = []
+    for index in range(8):
+        with step.autocast():
+            loss = loss_of(model, index, {4: (1, INF)})
+        scales.append([step(loss).skipped, step.scaler.get_scale()])
+    return scales
+
+
+def chosen():
+    """Each rank measures something else; the first one's choice holds."""
+    from ampwise.runtime import step as module
+
+    own, other = module.choose_precision, ("bf16", "fp32")[rank() % 2]
+    module.choose_precision = lambda _, device: own(other, device=device)
+    try:
+        model = ddp()
+        return TrainStep(torch.optim.SGD(model.parameters(), lr=0.1), modules=[model]).precision
+    finally:
+        module.choose_precision = own
+
+
+# ------------------------------------------------------------------ what it costs
+
+
+def collectives():
+    """Collectives of one update phase: ours, and those of torch's own sequence."""
+    counts = {}
+    for name, model, clip in (("ddp", ddp(), 0.5), ("fsdp", sharded(), None), ("fsdp clipped", sharded(), 0.5)):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        options = {"modules": [model], "precision": "fp32", "clip_grad_norm": clip}
+        step = TrainStep(optimizer, loss_scale=DynamicLossScale(scale=16.0), **options)
+        for _ in range(2):
+            loss = loss_of(model, 0, {})
+            with step._regime.backward():
+                step.scaler.scale(loss).backward()
+            with Traffic() as traffic:
+                step._step((loss,), correction=1.0)
+        counts[name] = traffic.plain()
+    for name, model in (("torch ddp", ddp()), ("torch fsdp", sharded())):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        for _ in range(2):
+            scaler.scale(loss_of(model, 0, {})).backward()
+            with Traffic() as traffic:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                scaler.step(optimizer)
+                scaler.update()
+            optimizer.zero_grad()
+        counts[name] = traffic.plain()
+    return counts
+
+
+class Traffic:
+    """Counts collectives and the bytes handed to them, torch's functional ones and those of ``torch.distributed``."""
+
+    _NAMES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single")
+
+    def __enter__(self):
+        self._mode, self.count, self.bytes = CommDebugMode(), 0, 0
+        self._own = {name: getattr(dist, name) for name in self._NAMES}
+        for name, function in self._own.items():
+            setattr(dist, name, self._counting(function))
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *exc):
+        self._mode.__exit__(*exc)
+        for name, function in self._own.items():
+            setattr(dist, name, function)
+
+    def _counting(self, function):
+        def call(tensor, *args, **kwargs):
+            self.count += 1
+            self.bytes += tensor.nbytes
+            return function(tensor, *args, **kwargs)
+
+        return call
+
+    def plain(self):
+        functional = {
+            str(name): count for name, count in self._mode.get_comm_counts().items() if "functional" in str(name)
+        }
+        return {"collectives": self.count + sum(functional.values()), "bytes": self.bytes}
+
+
+TWO = (
+    "agreeing",
+    "experts",
+    "no_gradient_anywhere",
+    "one_rank_without_gradients",
+    "offloaded",
+    "accumulating",
+    "tensor_parallel",
+    "unequal_scales",
+    "loaded_scales",
+    "named_losses",
+    "headroom",
+    "chosen",
+    "collectives",
+    "uneven",
+)
+FOUR = ("agreeing", "two_dimensions", "replicated_shards")
