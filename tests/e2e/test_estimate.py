@@ -69,6 +69,148 @@ def test_what_does_not_fit_ends_with_status_1_and_what_to_change(tmp_path):
     assert "half the batch" in done.stdout
 
 
+HF = """\
+import torch
+from torch.utils.data import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+class Words(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, _):
+        return {"input_ids": torch.zeros(64, dtype=torch.long), "labels": torch.zeros(64, dtype=torch.long)}
+
+sizes = dict(n_layer=2, n_embd=64, n_head=2, vocab_size=500, n_positions=64, use_cache=False)
+settings = TrainingArguments(
+    output_dir="out", per_device_train_batch_size=8, max_steps=5, report_to=[], fp16=True, save_steps=1,
+    gradient_checkpointing=True,
+)
+Trainer(model=GPT2LMHeadModel(GPT2Config(**sizes)), args=settings, train_dataset=Words()).train()
+"""
+LIGHTNING = """\
+import lightning
+import torch
+from torch import nn
+
+class Net(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(64, 256)
+    def training_step(self, batch, _):
+        loss = self.net(batch[0]).square().mean()
+        self.log("loss", loss, prog_bar=True)
+        return loss
+    def configure_optimizers(self): return torch.optim.AdamW(self.parameters())
+
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(640, 64)), batch_size=32)
+lightning.Trainer(max_epochs=1, precision="16-mixed", gradient_clip_val=1.0).fit(Net(), data)
+"""
+ACCELERATE = """\
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
+net = nn.Linear(64, 256)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(640, 64)), batch_size=32)
+net, optimizer, data = accelerator.prepare(net, torch.optim.AdamW(net.parameters()), data)
+for (x,) in data:
+    with accelerator.accumulate(net):
+        loss = net(x).square().mean()
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator.save_state("state")
+"""
+LIBRARIES = {"transformers": HF, "lightning": LIGHTNING, "accelerate": ACCELERATE}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 4])
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_librarys_trainer_is_estimated_and_nothing_is_written(name, world_size, tmp_path):
+    pytest.importorskip(name)
+    processes = () if world_size == 1 else ("--world-size", str(world_size))
+    options = ("--device", "a100-40gb", "--precision", "fp32,bf16", *processes, "--json")
+    done = estimate(tmp_path, *options, "train.py", script=LIBRARIES[name])
+    made = json.loads(done.stdout)
+    assert made["precision"] == "own"
+    assert made["fits"]
+    assert not made["is_lower_bound"]
+    assert any("own mixed precision" in text for text in made["assumptions"])
+    assert any("one process of 4" in text for text in made["assumptions"]) == (world_size == 4)
+    # the reducer's buckets are as large again as the gradients
+    parameters, gradients = (made["by_category"][one] for one in ("parameter", "gradient"))
+    assert world_size == 1 or gradients > 1.5 * parameters
+    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
+
+
+DISTRIBUTED = """\
+import os
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+net = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(8)]).cuda()
+if sys.argv[1] == "fsdp":
+    for layer in net:
+        fully_shard(layer)
+    fully_shard(net)
+else:
+    net = nn.parallel.DistributedDataParallel(net, device_ids=[0])
+optimizer = torch.optim.AdamW(net.parameters())
+for _ in range(5):
+    net(torch.randn(64, 1024, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_one_process_of_several(kind, tmp_path):
+    options = ("--device", "h100-80gb", "--precision", "bf16", "--world-size", "4", "--json")
+    made = json.loads(estimate(tmp_path, *options, "train.py", kind, script=DISTRIBUTED).stdout)
+    layers = 8 * 1024 * 1024 * 4
+    sizes = made["by_category"]
+    assert sizes["parameter"] == (layers if kind == "ddp" else layers // 4)
+    assert sizes["optimizer_state"] == pytest.approx(2 * sizes["parameter"], rel=0.01)
+    assert not made["is_lower_bound"]
+
+
+def test_a_plan_is_followed(tmp_path):
+    (tmp_path / "plan.toml").write_text(
+        'version = 1\ndefault = "bf16"\n[[rule]]\nmodule = "0"\ncompute = "fp32"\nbecause = "x"\n'
+    )
+    options = ("--device", "t4", "--precision", "fp32,bf16,./plan.toml,bf16-pure", "--json", "train.py")
+    fp32, bf16, plan, pure = json.loads(estimate(tmp_path, *options, "--batch-size", "4096").stdout)["variants"]
+    assert fp32["allocated_bytes"] > plan["allocated_bytes"] > bf16["allocated_bytes"]
+    assert 2 * pure["by_category"]["parameter"] == pytest.approx(bf16["by_category"]["parameter"], rel=0.01)
+    assert any("rules[0], fp32 for 0: 0" in text for text in plan["assumptions"])
+
+
+WRONG = {
+    ("--plan", "bf61", "train.py"): 'did you mean "bf16"',
+    ("--plan", "fp8", "--precision", "bf16", "train.py"): "leave --precision out",
+    ("--precision", "bf61,fp32", "train.py"): 'did you mean "bf16"',
+    ("--params", "7e9", "--plan", "fp8"): "with --params",
+    ("--params", "7e9", "--world-size", "4"): "--shards",
+    ("--world-size", "0", "train.py"): "x>=1",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
+def test_wrong_usage_is_said_in_a_line(arguments, tmp_path):
+    done = estimate(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert WRONG[arguments] in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 BAD = {
     "on the CPU": ("net = torch.nn.Linear(3, 3)\nnet(torch.ones(3)).sum().backward()", "train.py:3", "on the CPU"),
     "never trains": ("torch.nn.Linear(3, 3).cuda()", "no training step found", ""),

@@ -201,10 +201,12 @@ def _of_script(target: Target, device: _Device, names: list[str], options: Mappi
         made = estimate_script(
             target,
             gpu,
-            wanted=asked,
+            asked=asked,
             world_size=options["world_size"],
             time_limit_s=options["time_limit"],
-            on_start=lambda name: show(f"imagining {name}", names.index(name), len(names)),
+            on_start=lambda name: show(
+                f"imagining {name}", names.index(name) if name in names else len(names) - 1, len(names)
+            ),
         )
     return [replace(one, capacity_bytes=device.capacity_bytes) for one in made]
 
@@ -219,7 +221,9 @@ def _largest_batches(
         raise UsageError("--find-batch needs the GPU to fit: --device or --memory")
     start = value_of_option(target.argv, option) or 8
     made: list[Estimate] = []
-    with predicting(gpu, world_size=options["world_size"], time_limit_s=options["time_limit"]) as predict:
+    with predicting(
+        gpu, world_size=options["world_size"], has_remedies=False, time_limit_s=options["time_limit"]
+    ) as predict:
         for index, one in enumerate(asked):
 
             def try_batch(batch: int, *, index: int = index, one: "Wanted" = one) -> Estimate:

@@ -1,3 +1,4 @@
+# pyright: reportPrivateImportUsage=false
 """DistributedDataParallel's reducer, and what it calls to sum a bucket over the processes.
 
 Private name: ``torch.distributed._register_comm_hook``, which DDP's own ``register_comm_hook`` calls.

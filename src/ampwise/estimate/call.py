@@ -3,7 +3,6 @@
 import multiprocessing
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,7 @@ import torch
 
 from ampwise._base.errors import AmpwiseError, CannotRunError, UsageError
 from ampwise.estimate.gpu import gpu_spec
-from ampwise.estimate.order import GpuSpec
-from ampwise.estimate.remedies import remedies_for
+from ampwise.estimate.order import OWN, GpuSpec
 from ampwise.estimate.wanted import Wanted, by_plan, wanted
 from ampwise.records.estimate import Estimate
 
@@ -70,7 +68,7 @@ def estimate_memory(
         process.join()
         receiving.close()
     if isinstance(made, Estimate):
-        return made if made.fits is not False else replace(made, remedies=remedies_for(made))
+        return made
     raise CannotRunError(f"no estimate: {made}")
 
 
@@ -101,8 +99,12 @@ def _imagine(step_fn: Callable[[], Any], gpu: GpuSpec, want: Wanted, num_calls: 
     with imagined(gpu) as imagination, inject(choice=choice, plan=plan, lists=lists) as injected:
         for _call in range(num_calls):
             step_fn()
+        name = want.name
+        if injected.left_alone is not None:
+            name = OWN
+            imagination.notes.assume(f"{OWN} is the function's own mixed precision: {injected.left_alone}")
         for note in injected.notes:
             imagination.notes.assume(note)
         if not imagination.ledger.storages:
             raise CannotRunError('the function puts nothing on the GPU: move its model and data to "cuda"')
-        return imagination.estimate(precision=want.name)
+        return imagination.estimate(precision=name)

@@ -23,6 +23,7 @@ from ampwise.compat.imaginary import (
     place_of,
 )
 from ampwise.compat.operators import AroundOperators, is_collective, running_sequence_number
+from ampwise.estimate.convolutions import ASSUMPTION, CONVOLUTIONS, workspace_bytes
 from ampwise.estimate.dataless import is_too_large, run_without_data
 from ampwise.estimate.host import HOST_OPERATORS, Unknown
 from ampwise.estimate.kernels import KERNELS
@@ -147,6 +148,9 @@ class ImaginaryDevice:
                 is_cast=self._is_casting,
                 is_from_host=is_from_host,
             )
+        if func in CONVOLUTIONS:
+            self.ledger.convolve(workspace_bytes(func, args, result))
+            self._notes.assume(ASSUMPTION)
         if func in TEMPORARIES:
             self.ledger.pass_through(TEMPORARIES[func](args), self._spot(func))
         if not is_collective(func):  # which leaves a process's own numbers as they are, where nobody else sends any

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Final
 
@@ -16,6 +16,7 @@ from ampwise.estimate.ledger import Ledger
 from ampwise.estimate.notes import Notes
 from ampwise.estimate.order import GPUS_PER_NODE, GpuSpec
 from ampwise.estimate.picture import picture
+from ampwise.estimate.remedies import remedies_of
 from ampwise.estimate.whereabouts import Whereabouts
 from ampwise.formats.hardware import cublas_workspace_bytes
 from ampwise.interpose.imaginary_gpu import ImaginaryGpu, stand_in_for_cuda
@@ -50,9 +51,9 @@ class Imagination:
         )
         self._gpu = gpu
 
-    def estimate(self, *, precision: str, is_lower_bound: bool = False) -> Estimate:
-        """What a step takes, by what was seen so far."""
-        return picture(
+    def estimate(self, *, precision: str, is_lower_bound: bool = False, has_remedies: bool = True) -> Estimate:
+        """What a step takes, by what was seen so far; with what to change where it does not fit."""
+        made = picture(
             self.ledger,
             self.whereabouts,
             precision=precision,
@@ -61,6 +62,10 @@ class Imagination:
             assumptions=self.notes.texts,
             is_lower_bound=is_lower_bound,
         )
+        if made.fits is not False or not has_remedies:
+            return made
+        is_expandable = self.ledger.allocator.settings.expandable_segments
+        return replace(made, remedies=remedies_of(self.ledger, self.whereabouts, is_expandable=is_expandable))
 
 
 @contextmanager
@@ -99,7 +104,7 @@ def imagined(
     lists = cast_lists(torch.__version__).devices["cuda"]
     autocast = ImaginaryAutocast(dict(lists), casting=imagination.device.casting)
     with ExitStack() as stack:
-        stack.callback(stand_in_for_cuda(shown, _Meter(imagination.ledger.allocator)))
+        stack.callback(stand_in_for_cuda(shown, _Meter(imagination.ledger)))
         stack.callback(stand_in_for_tensors())
         stack.callback(put(stand_in_for_scripts_calls(imagination.notes.assume)))
         stack.callback(put(stand_in_for_processes(processes)))
@@ -116,7 +121,11 @@ def imagined(
 class _Meter:
     """What ``torch.cuda``'s memory functions ask."""
 
-    allocator: CachingAllocator
+    ledger: Ledger
+
+    @property
+    def allocator(self) -> CachingAllocator:
+        return self.ledger.allocator
 
     def allocated_bytes(self) -> int:
         return self.allocator.allocated_bytes
@@ -131,4 +140,4 @@ class _Meter:
         return self.allocator.peak_reserved_bytes
 
     def empty_cache(self) -> None:
-        self.allocator.empty_cache()
+        self.ledger.empty_cache()

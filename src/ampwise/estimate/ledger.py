@@ -50,7 +50,14 @@ class Ledger:
         self.allocator = allocator or CachingAllocator()
         self.storages: list[Storage] = []
         self.moments: list[Moment] = []
+        self.convolutions: list[tuple[int, int]] = []
+        """When a convolution ran, and what it takes at most while it does; no block was given out for it."""
+        self.emptied: set[int] = set()
+        """When the script handed the cache back to the driver."""
         self.time = 0
+        self.live_bytes = 0
+        """Of tensors, as they asked for."""
+        self.peak_live_bytes = 0
         self.peak_time = 0
         """Just after the birth that made the allocator's peak."""
         self.peak_spot: Spot | None = None
@@ -99,6 +106,17 @@ class Ledger:
     def keep(self, num_bytes: int, spot: Spot) -> None:
         """Take note of a workspace, which is never given back."""
         self._bear(num_bytes, spot).is_workspace = True
+        self.live_bytes -= num_bytes
+
+    def convolve(self, num_bytes: int) -> None:
+        """Take note of a convolution that may take so much beside its tensors."""
+        if num_bytes:
+            self.convolutions.append((self.time, num_bytes))
+
+    def empty_cache(self) -> None:
+        """Hand the allocator's cache back to the driver."""
+        self.emptied.add(self.time)
+        self.allocator.empty_cache()
 
     def mark(self, label: str) -> None:
         """Remember that something begins now."""
@@ -126,6 +144,7 @@ class Ledger:
         if self.allocator.peak_allocated_bytes > before:
             self.peak_time, self.peak_spot = self.time, spot
         self.storages.append(storage)
+        self.live_bytes += num_bytes
         return storage
 
     def _die(self, key: int) -> None:
@@ -134,6 +153,8 @@ class Ledger:
             self._end(known[1])
 
     def _end(self, storage: Storage) -> None:
+        self.peak_live_bytes = max(self.peak_live_bytes, self.live_bytes)
+        self.live_bytes -= storage.num_bytes
         storage.died = self.time
         self.time += 1
         self.allocator.free(storage.block)

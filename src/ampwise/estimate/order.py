@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from ampwise.runner.script import Target
 
+OWN: Final = "own"
+"""What the precision of a script is called that chooses it by itself, whatever was asked for."""
 GPUS_PER_NODE: Final = 8
 """What a process of many sees of them."""
 
@@ -44,6 +46,8 @@ class Order:
     num_steps: int = 2
     """The optimizer's state is made at the end of the first step, so that two show all of a step."""
     expandable_segments: bool = False
+    has_remedies: bool = True
+    """Say what to change where it does not fit."""
     scratch: str
     """Where what the script saves would go."""
     result: str

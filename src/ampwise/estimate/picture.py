@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from ampwise.estimate.ledger import Ledger, Storage
+from ampwise.estimate.replay import replay
 from ampwise.estimate.spot import Spot
 from ampwise.estimate.whereabouts import Whereabouts
 from ampwise.records.estimate import Estimate
@@ -47,6 +48,8 @@ def picture(
         peak_line=None if site is None else site.where or None,
         owners=tuple(_owners(alive, whereabouts)),
         timeline=tuple(_timeline(ledger, whereabouts)),
+        least_bytes=max(ledger.peak_live_bytes, ledger.live_bytes),
+        convolution_bytes=_of_convolutions(ledger),
         capacity_bytes=capacity_bytes,
         context_bytes=context_bytes,
         is_lower_bound=is_lower_bound,
@@ -54,25 +57,17 @@ def picture(
     )
 
 
-def category_of(storage: Storage, whereabouts: Whereabouts) -> MemoryCategory:
-    """What a storage is for. The first that holds: workspace, what the loop's events told, cast, data, temporary."""
-    if storage.is_workspace:
-        return MemoryCategory.WORKSPACE
-    known = whereabouts.known.get(storage.born)
-    if storage.is_cast and known in {None, MemoryCategory.ACTIVATION}:
-        return MemoryCategory.CAST
-    if known is MemoryCategory.ACTIVATION and storage.is_from_host:
-        return MemoryCategory.OTHER
-    if known is not None:
-        return known
-    is_between = storage.spot.phase is Phase.OTHER and whereabouts.num_steps_at(storage) == 0
-    return MemoryCategory.OTHER if storage.is_from_host or is_between else MemoryCategory.TEMPORARY
+def _of_convolutions(ledger: Ledger) -> int:
+    """What is reserved more if every convolution takes its most."""
+    if not ledger.convolutions:
+        return 0
+    return replay(ledger, with_convolutions=True).peak_reserved_bytes - ledger.allocator.peak_reserved_bytes
 
 
 def _sizes(alive: Iterable[Storage], whereabouts: Whereabouts) -> Counter[MemoryCategory]:
     sizes: Counter[MemoryCategory] = Counter()
     for storage in alive:
-        sizes[category_of(storage, whereabouts)] += storage.block_bytes
+        sizes[whereabouts.category_of(storage)] += storage.block_bytes
     return sizes
 
 
@@ -84,7 +79,7 @@ def _owners(alive: Iterable[Storage], whereabouts: Whereabouts) -> list[MemoryOw
     """Storages of one category that were born at one place, or belong to one module, put together."""
     by_spot: dict[tuple[MemoryCategory, Spot, str | None], list[int]] = {}
     for storage in alive:
-        key = category_of(storage, whereabouts), storage.spot, whereabouts.names.get(storage.born)
+        key = whereabouts.category_of(storage), storage.spot, whereabouts.names.get(storage.born)
         by_spot.setdefault(key, []).append(storage.block_bytes)
     by_site: dict[tuple[MemoryCategory, Site], list[int]] = {}
     for (category, spot, module), sizes in by_spot.items():
@@ -122,10 +117,10 @@ def _timeline(ledger: Ledger, whereabouts: Whereabouts) -> list[MemoryPoint]:
             points.append(_point(time - start, phase, alive))
         born, died = births.get(time), deaths.get(time)
         if born is not None:
-            alive[category_of(born, whereabouts)] += born.block_bytes
+            alive[whereabouts.category_of(born)] += born.block_bytes
             phase = born.spot.phase
         if died is not None:
-            alive[category_of(died, whereabouts)] -= died.block_bytes
+            alive[whereabouts.category_of(died)] -= died.block_bytes
     return points
 
 

@@ -10,10 +10,10 @@ from itertools import count
 from pathlib import Path
 
 from ampwise._base.errors import CannotRunError, RecordError
-from ampwise.estimate.order import GPUS_PER_NODE, GpuSpec, Order
-from ampwise.estimate.remedies import remedies_for
-from ampwise.estimate.wanted import Wanted
-from ampwise.records.estimate import Estimate
+from ampwise.estimate.order import GPUS_PER_NODE, OWN, GpuSpec, Order
+from ampwise.estimate.remedies import ranked
+from ampwise.estimate.wanted import Wanted, wanted
+from ampwise.records.estimate import Estimate, Remedy
 from ampwise.records.files import load
 from ampwise.runner.bootstrap import own_environment, plain_environment
 from ampwise.runner.process import last_lines, running
@@ -32,7 +32,7 @@ def estimate_script(
     target: Target,
     gpu: GpuSpec,
     *,
-    wanted: Sequence[Wanted],
+    asked: Sequence[Wanted],
     world_size: int | None = None,
     time_limit_s: float = 120.0,
     on_start: Callable[[str], None] | None = None,
@@ -42,7 +42,7 @@ def estimate_script(
     Args:
         target: The script.
         gpu: The GPU that is imagined; this machine needs none.
-        wanted: Precisions and plans.
+        asked: Precisions and plans.
         world_size: How many processes train together, one GPU each; None leaves it to the script.
         time_limit_s: How long each run may take to its second step.
         on_start: Told of each by name before its run.
@@ -50,13 +50,26 @@ def estimate_script(
     Raises:
         CannotRunError: the script ended before its first step; the text is its own.
     """
-    made: list[Estimate] = []
+    made: dict[str, Estimate] = {}
+    best = wanted("auto", gpu=gpu)
     with predicting(gpu, world_size=world_size, time_limit_s=time_limit_s) as predict:
-        for one in wanted:
-            if on_start is not None:
-                on_start(one.name)
-            made.append(predict(target, one))
-    return tuple(made)
+
+        def predicted(one: Wanted) -> Estimate:
+            if one.name not in made:
+                if on_start is not None:
+                    on_start(one.name)
+                made[one.name] = predict(target, one)
+            return made[one.name]
+
+        first = predicted(asked[0])
+        if first.precision == OWN:
+            return (first,)  # the others would be the same
+        found = [(one, predicted(one)) for one in asked]
+        same = next((one for one in asked if one.plan is None and one.compute == best.compute), best)
+        return tuple(
+            _with_precision(estimate, one.compute, same, lambda: predicted(same)) if one.plan is None else estimate
+            for one, estimate in found
+        )
 
 
 @contextmanager
@@ -65,6 +78,7 @@ def predicting(
     *,
     world_size: int | None = None,
     expandable_segments: bool = False,
+    has_remedies: bool = True,
     time_limit_s: float = 120.0,
 ) -> Generator[Predict]:
     """Any number of predictions for ``gpu``, for which torch is loaded once.
@@ -75,6 +89,7 @@ def predicting(
         gpu: The GPU that is imagined; this machine needs none.
         world_size: How many processes train together, one GPU each; None leaves it to the script.
         expandable_segments: Whether ``PYTORCH_ALLOC_CONF`` says so.
+        has_remedies: Whether to look for what to change where it does not fit.
         time_limit_s: How long each run may take to its second step.
     """
     # a GPU of this machine's would be a real CUDA tensor's, which must not be mistaken for an imaginary one's
@@ -87,17 +102,18 @@ def predicting(
             theirs.close()
             answers = ours.makefile("r", encoding="utf-8")
 
-            def predict(target: Target, wanted: Wanted) -> Estimate:
+            def predict(target: Target, asked: Wanted) -> Estimate:
                 place = Path(folder, str(next(numbers)))
                 Path(place, "scratch").mkdir(parents=True)
                 order = Order(
                     target=target,
                     gpu=gpu,
-                    precision=wanted.name,
-                    compute=wanted.compute,
-                    plan=wanted.plan,
+                    precision=asked.name,
+                    compute=asked.compute,
+                    plan=asked.plan,
                     world_size=world_size,
                     expandable_segments=expandable_segments,
+                    has_remedies=has_remedies,
                     scratch=str(place / "scratch"),
                     result=str(place / "estimate.json"),
                     reason=str(place / "reason"),
@@ -107,7 +123,7 @@ def predicting(
                 answer = answers.readline()
                 if not answer:
                     raise CannotRunError(f"nothing can be estimated here: {last_lines(output)}")
-                return _with_remedies(_estimate(order, place, status=int(answer)))
+                return _estimate(order, place, status=int(answer))
 
             with answers:
                 yield predict
@@ -131,8 +147,14 @@ def _estimate(order: Order, place: Path, *, status: int) -> Estimate:
         raise CannotRunError(_why(order, status, said=last_lines(place))) from None
 
 
-def _with_remedies(estimate: Estimate) -> Estimate:
-    return estimate if estimate.fits is not False else replace(estimate, remedies=remedies_for(estimate))
+def _with_precision(estimate: Estimate, compute: str, best: Wanted, other: Callable[[], Estimate]) -> Estimate:
+    """An estimate in fp32 that does not fit, with what mixed precision would make of it."""
+    if estimate.fits is not False or estimate.is_lower_bound or compute not in {"fp32", "tf32"}:
+        return estimate
+    after = other().needed_bytes
+    what = f"mixed precision: --precision {best.compute}"
+    remedy = Remedy(what=what, saved_bytes=estimate.needed_bytes - after, needed_bytes=after)
+    return replace(estimate, remedies=ranked([*estimate.remedies, remedy], estimate.needed_bytes))
 
 
 def _why(order: Order, status: int, *, said: str) -> str:

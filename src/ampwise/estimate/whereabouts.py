@@ -118,6 +118,20 @@ class Whereabouts:
         """How many steps had ended when the storage was born."""
         return sum(moment.time <= storage.born for moment in self._ledger.moments)
 
+    def category_of(self, storage: Storage) -> MemoryCategory:
+        """What a storage is for. The first that holds: workspace, what the events told, cast, data, temporary."""
+        if storage.is_workspace:
+            return MemoryCategory.WORKSPACE
+        known = self.known.get(storage.born)
+        if storage.is_cast and known in {None, MemoryCategory.ACTIVATION}:
+            return MemoryCategory.CAST
+        if known is MemoryCategory.ACTIVATION and storage.is_from_host:
+            return MemoryCategory.OTHER
+        if known is not None:
+            return known
+        is_between = storage.spot.phase is Phase.OTHER and self.num_steps_at(storage) == 0
+        return MemoryCategory.OTHER if storage.is_from_host or is_between else MemoryCategory.TEMPORARY
+
     def _take_parameters(self, module: nn.Module) -> None:
         self.num_parameters = max(self.num_parameters, sum(one.numel() for one in module.parameters()))
         for one in module.modules():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampwise._base.errors import AmpwiseError
-from ampwise.estimate.order import Order, order_from_json
+from ampwise.estimate.order import OWN, Order, order_from_json
 from ampwise.records.estimate import Estimate
 from ampwise.records.files import save
 from ampwise.runner.script import ScriptEnd, run_target
@@ -73,10 +73,10 @@ def _run(order: Order) -> Estimate | None:
     from ampwise.estimate.canary import check_mechanism
     from ampwise.estimate.imagine import imagined
     from ampwise.estimate.limits import StepLimit, ended_after, leave_memory_to_others
+    from ampwise.estimate.untouched import files_untouched
     from ampwise.observe.events import BUS
     from ampwise.plan.file import parse_plan
     from ampwise.runner.inject import inject
-    from ampwise.runner.sandbox import redirect_saves
     from ampwise.runner.spec import Lists
     from ampwise.runtime.device import Choice
 
@@ -87,7 +87,7 @@ def _run(order: Order) -> Estimate | None:
     settings = AllocatorSettings(expandable_segments=order.expandable_segments)
     with ExitStack() as stack:
         imagination = stack.enter_context(imagined(order.gpu, settings=settings, world_size=order.world_size))
-        stack.enter_context(redirect_saves(order.scratch, folder=str(Path.cwd())))
+        stack.enter_context(files_untouched(order.scratch))
         injected = stack.enter_context(
             inject(choice=choice, plan=plan, lists=Lists.CUDA if plan is None else plan.lists)
         )
@@ -103,7 +103,8 @@ def _run(order: Order) -> Estimate | None:
                 raise
             reason = str(error)
         if injected.left_alone is not None:
-            imagination.notes.assume(f"the script's own mixed precision: {injected.left_alone}")
+            imagination.notes.assume(f"{OWN} is the script's own mixed precision: {injected.left_alone}")
+            order = replace(order, precision=OWN)
         for note in injected.notes:
             imagination.notes.assume(note)
         if reason is not None and limit.num_steps == 0 and not isinstance(end_error, NotImplementedError):
@@ -131,7 +132,9 @@ def _reason(end: ScriptEnd) -> str | None:
 
 
 def _picture(imagination: "Imagination", order: Order, *, reason: str | None) -> Estimate:
-    estimate = imagination.estimate(precision=order.precision, is_lower_bound=reason is not None)
+    estimate = imagination.estimate(
+        precision=order.precision, is_lower_bound=reason is not None, has_remedies=order.has_remedies
+    )
     if reason is None:
         return estimate
     from ampwise.estimate.rules_of_thumb import Sizes, estimate_by_thumb

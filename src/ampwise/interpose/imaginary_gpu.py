@@ -183,6 +183,9 @@ def _cuda(gpu: ImaginaryGpu, meter: Meter) -> Iterator[StandIn]:
     }
     for name, answer in answers.items():
         yield StandIn(owner="torch.cuda", attribute=name, make=_always(answer))
+        for module in (torch.cuda.random, torch.cuda.memory):  # where some scripts ask instead
+            if hasattr(module, name):
+                yield StandIn(owner=module.__name__, attribute=name, make=_always(answer))
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         yield StandIn(owner="torch.cuda.nvtx", attribute=name, make=_always(_always(None)))
     yield StandIn(owner="torch.cuda.nvtx", attribute="range", make=_always(_asking(nullcontext)))

@@ -20,6 +20,8 @@ from ampwise.interpose.seam import Undo
 from ampwise.interpose.stand_in import StandIn, put
 
 _TENSOR: Final = "torch:Tensor"
+_ADDRESS_BITS: Final = 40
+"""No storage is as large as 2 to this."""
 _DEVICES: Final = {Place.GPU: GPU, Place.HOST: torch.device("cpu")}
 
 
@@ -63,6 +65,8 @@ def _methods() -> Iterator[StandIn]:
     yield StandIn(owner=_TENSOR, attribute="is_pinned", make=lambda _: _is_pinned)
     yield StandIn(owner=_TENSOR, attribute="record_stream", make=lambda _: _record_stream)
     yield StandIn(owner=_TENSOR, attribute="get_device", make=lambda _: _get_device)
+    yield StandIn(owner=_TENSOR, attribute="data_ptr", make=_data_ptr)
+    yield StandIn(owner="torch:UntypedStorage", attribute="data_ptr", make=_storage_pointer)
     yield StandIn(owner=_TENSOR, attribute="type", make=_type)
     yield StandIn(owner=_TENSOR, attribute="__repr__", make=_repr)
     yield StandIn(owner=_TENSOR, attribute="numpy", make=_from_zeros)
@@ -84,6 +88,29 @@ def _record_stream(_tensor: Tensor, _stream: Any) -> None:
 
 def _get_device(tensor: Tensor) -> int:
     return GPU.index if is_imaginary(tensor) else -1
+
+
+def _data_ptr(original: Callable[..., int]) -> Callable[..., int]:
+    def data_ptr(tensor: Tensor) -> int:
+        if is_computing() or place_of(tensor) is Place.REAL:
+            return original(tensor)
+        storage = tensor.untyped_storage()
+        offset = int(tensor.storage_offset()) * tensor.element_size()
+        return _address(storage) + offset if storage.nbytes() else 0
+
+    return data_ptr
+
+
+def _storage_pointer(original: Callable[..., int]) -> Callable[..., int]:
+    def data_ptr(storage: torch.UntypedStorage) -> int:
+        return original(storage) or (_address(storage) if storage.nbytes() and not is_computing() else 0)
+
+    return data_ptr
+
+
+def _address(storage: torch.UntypedStorage) -> int:
+    """A place of its own for each storage, so that those who ask which tensors share memory are told."""
+    return id(storage) << _ADDRESS_BITS
 
 
 def _cuda(tensor: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Tensor:  # noqa: FBT001, FBT002 # torch's own signature

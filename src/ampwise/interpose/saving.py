@@ -78,7 +78,11 @@ PATH_FUNCTIONS = (
     _function("shutil", "move", Access.MOVE, 0, "src", "dst"),
 )
 
-ROWS = tuple(function.row for function in PATH_FUNCTIONS)
+SAFETENSORS = next(one for one in PATH_FUNCTIONS if one.row.name == "saving.safetensors.torch.save_file")
+MKDIR = _function("os", "mkdir", Access.WRITE, 0, "path")
+"""Seen where folders that a run leaves empty are removed; what it is given is left as it is."""
+
+ROWS = (*(function.row for function in PATH_FUNCTIONS), MKDIR.row)
 
 Rewrite = Callable[[PathFunction, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 """Gives a call's arguments with other paths in them."""

@@ -15,7 +15,9 @@ class Remedy:
 
     what: str
     saved_bytes: int
-    """Of the peak as it is, at most: another moment of the step may be the next one."""
+    """Of what the driver must have."""
+    needed_bytes: int
+    """What it must have then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,10 @@ class Estimate:
     owners: tuple[MemoryOwner, ...] = ()
     """Who holds most at the peak, the largest first."""
     timeline: tuple[MemoryPoint, ...] = ()
+    least_bytes: int | None = None
+    """Peak of the tensors alone, as they asked for it; None where it was not modelled."""
+    convolution_bytes: int | None = None
+    """What is reserved more, at most, for the workspaces of convolutions."""
     context_bytes: int | None = None
     """The CUDA context and loaded kernels, outside of what the allocator knows."""
     capacity_bytes: int | None = None
@@ -54,6 +60,13 @@ class Estimate:
     def needed_bytes(self) -> int:
         """What the driver must have: reserved where it is known, else allocated."""
         return self.allocated_bytes if self.reserved_bytes is None else self.reserved_bytes
+
+    @property
+    def band_bytes(self) -> tuple[int, int] | None:
+        """The least and the most the driver must have: tensors alone; reserved, with convolutions' workspaces."""
+        if self.least_bytes is None:
+            return None
+        return self.least_bytes, self.needed_bytes + (self.convolution_bytes or 0)
 
     @property
     def margin_bytes(self) -> int | None:

@@ -51,11 +51,11 @@ def _said(estimate: Estimate, *, device: str | None) -> str:
 
 def _remedies(estimates: Sequence[Estimate]) -> Listing | None:
     rows = [
-        (estimate.precision, remedy.what, format_bytes(remedy.saved_bytes))
+        (estimate.precision, remedy.what, format_bytes(remedy.saved_bytes), format_bytes(remedy.needed_bytes))
         for estimate in estimates
         for remedy in estimate.remedies
     ]
-    return listing("What to change", "in|change|#saves at most", rows)
+    return listing("What to change", "in|change|#saves|#needs then", rows)
 
 
 def _table(estimates: Sequence[Estimate]) -> Listing | None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ampwise._base.text import inert_line
 from ampwise._base.units import format_bytes
-from ampwise.records.estimate import Estimate
+from ampwise.records.estimate import Estimate, Remedy
 from ampwise.records.files import to_plain
 from ampwise.records.memory import MemoryCategory
 from ampwise.report.cells import NOTHING
@@ -39,8 +39,9 @@ def render_estimates(estimates: Sequence[Estimate], console: Console, *, device:
     for estimate in estimates:
         console.print(Text(verdict(estimate, device=device), style=_FITS[estimate.fits]))
     console.print(_table(estimates))
-    for remedy in dict.fromkeys(remedy for estimate in estimates for remedy in estimate.remedies):
-        console.print(Text(f"up to {format_bytes(remedy.saved_bytes)} less: {inert_line(remedy.what)}"))
+    for estimate in estimates:
+        for remedy in estimate.remedies:
+            console.print(Text(_advice(estimate, remedy)))
     for line in assumptions(estimates):
         console.print(Text(f"- {line}", style="dim"))
 
@@ -55,7 +56,16 @@ def verdict(estimate: Estimate, *, device: str | None = None) -> str:
     name = "this memory" if device is None else f"the {inert_line(device)}"
     if margin < 0:
         return f"{needs}; it does not fit {name}: {format_bytes(-margin)} short"
-    return f"{needs}; it fits {name} with {format_bytes(margin)} to spare"
+    fits = f"{needs}; it fits {name} with {format_bytes(margin)} to spare"
+    over = (estimate.convolution_bytes or 0) - margin
+    return fits if over <= 0 else f"{fits}, or {format_bytes(over)} short if convolutions take their most"
+
+
+def _advice(estimate: Estimate, remedy: Remedy) -> str:
+    """A change and what it comes to."""
+    fits = estimate.capacity_bytes is not None and remedy.needed_bytes <= estimate.capacity_bytes
+    needs = f"{format_bytes(remedy.needed_bytes)}{', which fits' if fits else ''}"
+    return f"{estimate.precision} would need {needs}, with {inert_line(remedy.what)}"
 
 
 def estimates_json(estimates: Sequence[Estimate], *, device: str | None = None) -> dict[str, Any]:
@@ -70,6 +80,7 @@ def _document(estimate: Estimate) -> dict[str, Any]:
     return {
         **plain,
         "by_category": {part.category.value: part.bytes for part in estimate.categories},
+        "band_bytes": estimate.band_bytes,
         "fits": estimate.fits,
         "margin_bytes": estimate.margin_bytes,
     }
@@ -98,11 +109,18 @@ def table_rows(estimates: Sequence[Estimate]) -> Iterator[tuple[str, ...]]:
     yield _ALLOCATED, *(_size(one.allocated_bytes) for one in estimates)
     for name, sizes in (
         ("reserved", [one.reserved_bytes for one in estimates]),
+        ("at least (tensors alone)", [one.least_bytes for one in estimates]),
+        ("at most (with convolutions' workspaces)", [_most(one) for one in estimates]),
         ("CUDA context", [one.context_bytes for one in estimates]),
         ("device holds", [one.capacity_bytes for one in estimates]),
     ):
         if any(size is not None for size in sizes):
             yield name, *(_size(size) for size in sizes)
+
+
+def _most(estimate: Estimate) -> int | None:
+    band = estimate.band_bytes
+    return band[1] if band is not None and estimate.convolution_bytes else None
 
 
 def _size(num_bytes: int | None) -> str:

@@ -18,9 +18,15 @@ class Sandbox:
 
     Law: a path that the run saved is found again wherever the run looks for it, in every process of the run:
     what is redirected is told by the file in the scratch folder, not by memory.
+
+    Args:
+        scratch: The folder for what is saved.
+        folder: Whose files are the user's.
+        everything: Keep all that is newly written there out of it, not checkpoints alone.
     """
 
-    def __init__(self, scratch: str, *, folder: str) -> None:
+    def __init__(self, scratch: str, *, folder: str, everything: bool = False) -> None:
+        self._everything = everything
         self._scratch = os.path.abspath(scratch)
         self._folder = os.path.abspath(folder)
 
@@ -33,6 +39,10 @@ class Sandbox:
         inside = self._is_inside(full, self._folder)
         relative = os.path.relpath(full, self._folder) if inside else f"elsewhere/{full.lstrip('/')}"
         return os.path.join(self._scratch, relative)
+
+    def _keeps_out(self, path: Any) -> bool:
+        """Whether what is written to ``path`` is to lie elsewhere, whatever it is."""
+        return self._everything and _is_path(path) and self._is_inside(os.path.abspath(path), self._folder)
 
     @staticmethod
     def _is_inside(path: str, folder: str) -> bool:
@@ -66,7 +76,10 @@ class Sandbox:
             case Access.READ:
                 changed = self.for_reading(first)
             case Access.OPEN:
-                writes = _is_checkpoint(first) and set(_mode(args, kwargs)) & set("wax+")
+                mode = set(_mode(args, kwargs))
+                writes = (_is_checkpoint(first) and mode & set("wax+")) or (
+                    mode & set("wax") and self._keeps_out(first)
+                )
                 changed = self.for_writing(first) if writes else self.for_reading(first)
             case Access.MOVE:
                 changed = self.for_reading(first)
@@ -115,10 +128,16 @@ def _put(
     return args, kwargs if value is None else {**kwargs, keyword: value}
 
 
-def redirect_saves(scratch: str, *, folder: str) -> ExitStack:
-    """Send what the run saves to ``scratch``, relative paths being those of ``folder``, until the stack is closed."""
+def redirect_saves(scratch: str, *, folder: str, everything: bool = False) -> ExitStack:
+    """Send what the run saves to ``scratch``, relative paths being those of ``folder``, until the stack is closed.
+
+    Args:
+        scratch: See ``Sandbox``.
+        folder: See ``Sandbox``.
+        everything: See ``Sandbox``.
+    """
     os.makedirs(scratch, exist_ok=True)
-    place = Sandbox(scratch, folder=folder)
+    place = Sandbox(scratch, folder=folder, everything=everything)
     stack = ExitStack()
     for function in PATH_FUNCTIONS:
         stack.callback(after_import(function.needs, partial(_redirect_until, stack, function, place)))

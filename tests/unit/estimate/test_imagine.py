@@ -201,6 +201,18 @@ def loading(saved):
     assert torch.load(saved)["a"][0].tolist() == [[1.0] * 4] * 3
 
 
+def who_shares_memory():
+    x = torch.zeros(8, device="cuda")
+    assert x.data_ptr() == x.view(2, 4).data_ptr() == x.untyped_storage().data_ptr() != 0
+    assert x[2:].data_ptr() == x.data_ptr() + 8
+    assert x.clone().data_ptr() != x.data_ptr()
+    large = nn.Linear(512, 512)
+    assert large.weight.data_ptr() != nn.Linear(512, 512).weight.data_ptr()
+    assert torch.ones(3).data_ptr() < 2**64  # the host's own
+    assert torch.cuda.random.get_rng_state().shape == torch.cuda.get_rng_state().shape
+    assert torch.cuda.memory.memory_allocated() == torch.cuda.memory_allocated() > 0
+
+
 def default_devices():
     torch.set_default_device("cuda")
     try:
@@ -285,8 +297,8 @@ def own_function():
 
 CALLS = (
     lstm, gru_both_ways, packed_sequences, masks, answers_to_the_host, loss_scaling, channels_last, both_checkpoints,
-    loader_with_pinned_memory, threads, copies_of_a_model, default_devices, streams_and_questions, compiling,
-    losses_without_a_kernel_of_torchs, attention, own_function,
+    loader_with_pinned_memory, threads, copies_of_a_model, who_shares_memory, default_devices, streams_and_questions,
+    compiling, losses_without_a_kernel_of_torchs, attention, own_function,
 )  # fmt: skip
 
 

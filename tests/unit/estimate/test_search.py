@@ -3,11 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampwise import CannotRunError, UsageError
-from ampwise.estimate.remedies import remedies_for
 from ampwise.estimate.search import largest_batch, value_of_option, with_option
 from ampwise.records.estimate import Estimate
-from ampwise.records.memory import CategoryBytes
-from ampwise.records.memory import MemoryCategory as Kind
 from ampwise.runner.script import Target
 
 MIB = 2**20
@@ -85,27 +82,3 @@ def test_the_search_begins_where_the_script_would():
     for wrong in (("--batch", "auto"), ("--batch=0",), ("--batch=-3",)):
         with pytest.raises(UsageError, match="no batch size"):
             value_of_option(wrong, "--batch")
-
-
-def of(phase="backward", precision="fp32", **sizes):
-    categories = tuple(CategoryBytes(category=Kind[name], bytes=size) for name, size in sizes.items())
-    total = sum(sizes.values())
-    return Estimate(
-        precision=precision, allocated_bytes=total, reserved_bytes=total, categories=categories, peak_phase=phase
-    )
-
-
-def test_what_to_change_comes_with_what_it_saves_the_largest_first():
-    found = remedies_for(of(PARAMETER=100, GRADIENT=100, OPTIMIZER_STATE=200, ACTIVATION=1000))
-    assert [(one.what.split()[0], one.saved_bytes) for one in found] == [
-        ("activation", 750),
-        ("half", 500),
-        ("mixed", 500),
-        ("an", 150),
-    ]
-
-
-def test_what_saves_nothing_is_not_advised():
-    found = remedies_for(of("optimizer", "bf16", PARAMETER=1000, OPTIMIZER_STATE=2000, TEMPORARY=1000, ACTIVATION=4))
-    assert [one.saved_bytes for one in found] == [1500, 1000]
-    assert "fused=True" in found[1].what

@@ -53,7 +53,9 @@ def test_a_rule_of_thumb_has_no_timeline_and_hostile_text_stays_text():
 
 
 def test_what_to_change_and_the_largest_batch_are_on_the_page():
-    short = estimate(remedies=(Remedy(what="half the batch", saved_bytes=3 * 2**30),), batch_size=None)
+    short = estimate(
+        remedies=(Remedy(what="half the batch", saved_bytes=3 * 2**30, needed_bytes=2**30),), batch_size=None
+    )
     page = render_estimates_html([short])
     assert "What to change" in page
     assert "half the batch" in page

@@ -179,3 +179,21 @@ def test_descriptors_and_bytes_pass_through(scratch, home):
         assert file.read() == "x"
     assert os.path.exists(b"a")
     assert not os.path.exists("a\0b")
+
+
+def test_all_that_is_newly_written_at_home_may_lie_elsewhere(home, tmp_path):
+    put("data.bin", b"data")
+    put("train.log", b"old")
+    outside = tmp_path / "outside.txt"
+    with redirect_saves(str(tmp_path / "scratch"), folder=str(home), everything=True):
+        with open("train.log", "w") as file:  # what users write
+            file.write("new")
+        (home / "config.json").write_text("{}")
+        assert (home / "config.json").read_text() == "{}"
+        assert (home / "train.log").read_text() == "new"
+        with open("data.bin", "r+b") as file:  # numpy.memmap's own mode, mostly to read
+            assert file.read() == b"data"
+        outside.write_text("kept")
+    assert outside.read_text() == "kept"
+    assert get("train.log") == b"old"
+    assert sorted(os.listdir(home)) == ["data.bin", "train.log"]
