@@ -1,0 +1,56 @@
+"""Flips bits of a checkpoint, and counts what was told: ``damage.py FOLDER NUM_FLIPS SEED``."""
+
+import json
+import random
+import sys
+import zipfile
+from pathlib import Path
+
+import torch
+
+from ampwise import TrainStep, load_checkpoint, save_checkpoint
+from ampwise._base.errors import RecordError
+
+
+def saved(folder):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 1))
+    step = TrainStep(torch.optim.AdamW(model.parameters()), modules=model, precision="fp16")
+    with step.autocast():
+        loss = model(torch.ones(2, 8)).mean()
+    step(loss)
+    save_checkpoint(folder / "a.ckpt", step=step, extra={"epoch": 3})
+    return step
+
+
+def flips(folder, num_flips, seed):
+    """How many of ``num_flips`` single flipped bits were told, and how many left every number as it was."""
+    step = saved(folder)
+    content = (folder / "a.ckpt").read_bytes()
+    state = repr(step.state_dict()) + repr(step.modules[0].state_dict())
+    draw, told, harmless = random.Random(seed), [], 0
+    for _ in range(num_flips):
+        damaged = bytearray(content)
+        damaged[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        (folder / "b.ckpt").write_bytes(damaged)
+        try:
+            extra = load_checkpoint(folder / "b.ckpt", step=step)
+        except RecordError as error:
+            told.append(str(error))
+        else:
+            assert extra == {"epoch": 3}
+            harmless += 1
+        assert repr(step.state_dict()) + repr(step.modules[0].state_dict()) == state
+    assert all(one.endswith("othing was loaded") for one in told)
+    return len(told), harmless
+
+
+def meaningless_share(path):
+    """The share of a checkpoint's bytes that hold nothing: padding, dates and the like between the zip's entries."""
+    with zipfile.ZipFile(path) as archive:
+        held = sum(one.file_size for one in archive.infolist())
+    return 1 - held / path.stat().st_size
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(flips(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))
