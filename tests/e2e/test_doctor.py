@@ -86,7 +86,8 @@ def test_a_healthy_training_is_said_to_be_so_and_why(tmp_path):
     worst = [one for one in document["findings"] if one["severity"] == "error"]
     assert worst == []
     assert "no loss, gradient or weight was infinite or NaN in 9 steps" in document["reassurances"]
-    assert done.stderr.splitlines()[-1] == "recording: r.json"
+    *runs, place = done.stderr.splitlines()
+    assert (runs[0], place) == ("ampwise: watching the training", "recording: r.json")
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "r.json"}
 
 

@@ -101,7 +101,7 @@ def _examined(target: Target, spec: LaunchSpec, record: Path | None) -> "tuple[R
     scratch = tempfile.mkdtemp(prefix="ampwise-doctor-")
     kept = record or Path(scratch, "recording.json")
     try:
-        with signals_unwind(), progress_bar() as show:
+        with signals_unwind(), progress_bar(has_lines=True) as show:
 
             def tell(progress: Progress) -> None:
                 show(_SAYING[progress.role], progress.num_done, progress.num_steps)

@@ -11,7 +11,7 @@ from pathlib import Path
 from ampwise._base.errors import UsageError
 from ampwise._base.files import check_writable
 from ampwise._base.text import inert_line
-from ampwise.cli.exits import has_syntax_error
+from ampwise.cli.exits import has_syntax_error, say
 from ampwise.runner.script import Target
 
 Show = Callable[[str, int, int | None], None]
@@ -83,8 +83,12 @@ def check_files(files: dict[str, Path | None], target: Target) -> None:
 
 
 @contextmanager
-def progress_bar() -> Generator[Show]:
-    """A bar with the time left on a terminal's stderr, gone at the end; nothing in a pipe."""
+def progress_bar(*, has_lines: bool = False) -> Generator[Show]:
+    """A bar with the time left on a terminal's stderr, gone at the end; nothing in a pipe.
+
+    Args:
+        has_lines: In a pipe, a line whenever something begins.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -95,6 +99,8 @@ def progress_bar() -> Generator[Show]:
         task = bar.add_task("starting", total=None)
 
         def show(what: str, num_done: int, num_total: int | None) -> None:
+            if has_lines and not num_done and not console.is_terminal:
+                say(what)
             bar.update(task, description=what, completed=num_done, total=num_total)
 
         yield show

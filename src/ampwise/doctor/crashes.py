@@ -67,7 +67,9 @@ def seen(case: Case) -> Iterator[str]:
         yield inert_line(crash.expression, max_length=120) + (f" with {tensors}" if tensors else "")
     same = in_fp32(case)
     if same is not None:
-        yield "in fp32 it crashes the same way" if same else "in fp32 it does not crash"
+        has_raised = not failure.kind.startswith(("exit status", "signal"))
+        what = ("crashes", "does not crash") if has_raised else ("ends", "runs on")
+        yield f"in fp32 it {what[0]} the same way" if same else f"in fp32 it {what[1]}"
 
 
 def in_fp32(case: Case) -> bool | None:

@@ -13,14 +13,18 @@ from torch import Tensor, nn
 from ampwise.compat.operators import AroundOperators, operator_of
 from ampwise.compat.stance import has_dynamo, run_uncompiled
 from ampwise.instruments.again import kept_buffers, kept_random_state, random_state, set_random_state
-from ampwise.instruments.closeness import Values, module_error, values_of, widened
+from ampwise.instruments.closeness import HALVES, Values, module_error, values_of, widened
 from ampwise.interpose.internal import announced, internal, is_internal
-from ampwise.observe.dtypes import tensors_in
+from ampwise.observe.dtypes import dtype_name, tensors_in
 from ampwise.observe.events import EventBus, ForwardStarted, StepOutcome
 from ampwise.observe.frames import Line, user_line
 from ampwise.observe.modules import Call, ModuleName, ModuleNames, ModuleStack, unwrapped
 from ampwise.records.against_fp32 import AgainstFp32Record, Flip, ModuleError
 
+_SWITCHES_ITSELF: Final = (
+    "not compared: {kind} switches autocast on in its own forward, as Accelerate's prepare() makes models do, so both "
+    "computations were in {format}"
+)
 _DECISIONS: Final = frozenset({"aten.topk", "aten.argmax", "aten.argmin", "aten.sort", "aten.multinomial", "aten.max"})
 Region = Callable[[], AbstractContextManager[Any]]
 """Makes the context in which a model computes in one format."""
@@ -144,6 +148,10 @@ class AgainstFp32:
             low = self._run(module, args, kwargs, self._low)
             set_random_state(state)
             high = self._run(_Widened(module), widened(args), widened(kwargs), self._high)
+        format_ = _stayed_low(low, high)
+        if format_ is not None:
+            self._note = _SWITCHES_ITSELF.format(kind=type(module).__name__, format=format_)
+            return
         with internal():
             self._errors = list(_errors(low, high))
             self._flips = list(_flips(low, high))
@@ -177,6 +185,14 @@ class _Widened:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return torch.func.functional_call(self._module, self._values, args, kwargs)
+
+
+def _stayed_low(low: _Pass, high: _Pass) -> str | None:
+    """The low format in which every module that computed in it did so again where fp32 was asked for."""
+    halves = {key: one.dtype for key, one in low.outputs.items() if one.dtype in HALVES}
+    others = {key: one.dtype for key, one in high.outputs.items()}
+    is_low = bool(halves) and all(others.get(key) is dtype for key, dtype in halves.items())
+    return dtype_name(next(iter(halves.values()))) if is_low else None
 
 
 def _errors(low: _Pass, high: _Pass) -> Iterator[ModuleError]:

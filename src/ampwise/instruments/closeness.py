@@ -14,7 +14,8 @@ from ampwise.records.against_fp32 import ModuleError
 _MAX_ROWS: Final = 4096
 _MAX_ELEMENTS: Final = 2**20
 """Beyond either it is not counted how many rows are distinct: that sorts them."""
-_HALVES: Final = frozenset({torch.float16, torch.bfloat16})
+HALVES: Final = frozenset({torch.float16, torch.bfloat16})
+"""The formats of half precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,14 @@ def widened(nested: Any) -> Any:
     """The same with every half-precision tensor in fp32, whatever they are nested in."""
     leaves, structure = flatten(nested)
     return unflatten(
-        [one.float() if isinstance(one, Tensor) and one.dtype in _HALVES else one for one in leaves], structure
+        [one.float() if isinstance(one, Tensor) and one.dtype in HALVES else one for one in leaves], structure
     )
 
 
 def module_error(low: Values, high: Values, *, module: str, module_kind: str, call: int) -> ModuleError:
     """How far the low format's output is from fp32's. Waits for the device."""
     mine, other = low.output, high.output
-    rows = _rows(mine), _rows(other)
+    rows = rows_of(mine), rows_of(other)
     has_rows = rows[0] is not None and rows[1] is not None
     return ModuleError(
         module=module,
@@ -64,8 +65,8 @@ def module_error(low: Values, high: Values, *, module: str, module_kind: str, ca
         num_flipped=int((rows[0].argmax(1) != rows[1].argmax(1)).sum())
         if rows[0] is not None and rows[1] is not None
         else 0,
-        num_distinct=_num_distinct(rows[0]),
-        num_distinct_fp32=_num_distinct(rows[1]),
+        num_distinct=num_distinct(rows[0]),
+        num_distinct_fp32=num_distinct(rows[1]),
     )
 
 
@@ -98,13 +99,15 @@ def _largest(tensor: Tensor) -> float:
     return tensor.abs().max().item() if tensor.numel() else 0.0
 
 
-def _rows(tensor: Tensor) -> Tensor | None:
+def rows_of(tensor: Tensor) -> Tensor | None:
+    """Its rows along the last dimension; None for a tensor without rows of several numbers."""
     if not tensor.dim() or tensor.shape[-1] < 2 or not tensor.numel():
         return None
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def _num_distinct(rows: Tensor | None) -> int | None:
+def num_distinct(rows: Tensor | None) -> int | None:
+    """How many of the rows differ; None where that would take too long to count."""
     if rows is None or rows.shape[0] > _MAX_ROWS or rows.numel() > _MAX_ELEMENTS:
         return None
     return torch.unique(rows, dim=0).shape[0]

@@ -1,4 +1,4 @@
-"""Marks steps, passes and modules as NVTX ranges, which Nsight Systems shows beside the GPU's kernels."""
+"""Marks steps, passes, modules and casts as NVTX ranges, which Nsight Systems shows beside the GPU's kernels."""
 
 import shlex
 import threading
@@ -7,8 +7,11 @@ from contextlib import ExitStack
 from typing import Any, Protocol, Self
 
 from ampwise._base.errors import CannotRunError
+from ampwise.compat.operators import Operator
+from ampwise.observe.dtypes import dtype_name
 from ampwise.observe.events import BackwardEnded, BackwardStarted, EventBus, StepOutcome, StepStarted
 from ampwise.observe.modules import Call, ModuleNames, ModuleStack
+from ampwise.observe.operators import OperatorSampler
 
 
 class Nvtx(Protocol):
@@ -32,9 +35,10 @@ class Nvtx(Protocol):
 
 
 class NvtxMarks:
-    """Marks each step, backward pass, optimizer step and module's forward, while entered; records nothing.
+    """Marks each step, backward pass, optimizer step, module's forward and cast, while entered; records nothing.
 
-    Law: every range that is begun is ended, in its own thread, also where a module raised.
+    To see casts every operator passes through Python, some 3 us each of the host's time; what compiled code casts is
+    not seen. Law: every range that is begun is ended, in its own thread, also where a module raised.
 
     Args:
         bus: Where the loop's events are published.
@@ -49,6 +53,7 @@ class NvtxMarks:
         self._bus = bus
         self._nvtx = nvtx or _torchs_nvtx()
         self._stack = ModuleStack(names, listeners=(self,))
+        self._sampler = OperatorSampler(bus, self, steps=None, stack=self._stack)
         self._undo = ExitStack()
         self._thread = _Open()
         self._num_steps = 0
@@ -65,6 +70,7 @@ class NvtxMarks:
         for kind, listener in listeners.items():
             self._undo.callback(self._bus.subscribe(kind, listener))
         self._undo.enter_context(self._stack)
+        self._undo.enter_context(self._sampler)
         self._begin_step()
         return self
 
@@ -85,6 +91,17 @@ class NvtxMarks:
         """A module has returned."""
         del call, args, output
         self._end_modules(len(self._stack.calls))
+
+    def around(self, operator: Operator, proceed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator, within a range of its own if it is a cast."""
+        name = _cast_name(operator, args, kwargs)
+        if name is None:
+            return proceed(*args, **kwargs)
+        self._nvtx.range_push(name)
+        try:
+            return proceed(*args, **kwargs)
+        finally:
+            self._nvtx.range_pop()
 
     def _begin(self, name: str) -> None:
         self._end_modules(len(self._stack.calls))
@@ -125,6 +142,15 @@ class NvtxMarks:
         if self._step is not None:
             self._nvtx.range_end(self._step)
             self._step = None
+
+
+def _cast_name(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """``cast fp32 to bf16``; None where numbers keep their format, or are no floating-point numbers."""
+    target = kwargs.get("dtype")
+    if operator.name != "aten._to_copy" or target is None or target is args[0].dtype:
+        return None
+    is_float = target.is_floating_point and args[0].dtype.is_floating_point
+    return f"cast {dtype_name(args[0].dtype)} to {dtype_name(target)}" if is_float else None
 
 
 def nsys_command(command: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 from rich.console import Console
@@ -63,6 +64,12 @@ def render_diagnosis(
         _print(Text("Looked at and well:", style="bold"), console)
         for text in diagnosis.reassurances:
             _print(_wrapped(f"- {inert_line(text, max_length=600)}", console.width, indent="  "), console)
+    gaps = tuple(gap for run in recording.runs[:1] for gap in not_seen(run))
+    if gaps:
+        console.print()
+        _print(Text("Could not be looked at:", style="bold"), console)
+        for text in gaps:
+            _print(_wrapped(f"- {text}", console.width, indent="  "), console)
 
 
 def verdict(diagnosis: Diagnosis) -> str:
@@ -113,6 +120,13 @@ def examined(run: RunRecord) -> str:
     own = f"; {inert_line(run.left_alone)}" if run.left_alone is not None else ""
     steps = f"{len(run.steps)} step{'s' * (len(run.steps) != 1)}"
     return f"{steps} in {inert_line(run.precision)} ({inert_line(run.reason)}{own}); the run {ending(run.end)}."
+
+
+def not_seen(run: RunRecord) -> tuple[str, ...]:
+    """What an instrument could not look at in a run that went well otherwise, and why; each in a line."""
+    sections = (getattr(run, field.name) for field in fields(run)) if run.has_finished else ()
+    found = (getattr(section, "note", None) for section in sections if is_dataclass(section))
+    return tuple(dict.fromkeys(inert_line(note, max_length=600) for note in found if note))
 
 
 def diagnosis_json(recording: Recording, diagnosis: Diagnosis) -> dict[str, Any]:

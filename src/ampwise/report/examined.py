@@ -13,7 +13,7 @@ from ampwise.records.run import Role, RunRecord
 from ampwise.report import charts
 from ampwise.report.casts import casts_table
 from ampwise.report.cells import NOTHING, Tone, figure, loss
-from ampwise.report.diagnosis import examined, how_to_use, verdict, whole_plan
+from ampwise.report.diagnosis import examined, how_to_use, not_seen, verdict, whole_plan
 from ampwise.report.instrument_tables import against_fp32_table, origins_table, owners_table, tables_of_speed
 from ampwise.report.line_charts import loss_chart, scale_chart, step_chart
 from ampwise.report.listing import Listing, listing
@@ -79,6 +79,7 @@ def render_examined(recording: Recording, diagnosis: Diagnosis) -> str:
         plan=None if run is None else whole_plan(diagnosis, run),
         plan_use="" if run is None else how_to_use(run, " ".join(recording.command)),
         reassurances=diagnosis.reassurances,
+        gaps=() if run is None else not_seen(run),
         runs=runs_table(recording),
         curves=curves,
         maps=maps,

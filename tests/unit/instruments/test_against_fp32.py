@@ -56,6 +56,15 @@ def test_rope_in_bf16_is_found_where_the_error_arises(seed):
     assert worst.module == case.module
 
 
+def test_a_model_that_switches_autocast_on_by_itself_is_not_compared_and_it_is_said():
+    model = nn.Sequential(linear(0, 8, 8), linear(1, 8, 4))
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # as accelerate's prepare() does
+    record = compared(training(model, randn(2, 3, 8), enabled=False))
+    assert record.modules == record.flips == ()
+    assert record.note.startswith("not compared: Sequential switches autocast on in its own forward")
+    assert record.note.endswith("both computations were in bf16")
+
+
 def test_errors_of_a_healthy_model_are_small_and_told_per_module():
     model = nn.Sequential(linear(0, 8, 8), nn.Tanh(), linear(1, 8, 4))
     record = compared(training(model, randn(0, 5, 8)))

@@ -83,6 +83,23 @@ def test_a_step_holds_its_modules_its_backward_and_its_optimizer(marked):
     ]
 
 
+def test_a_cast_lies_in_its_module_and_in_its_backward_pass(marked):
+    bus, nvtx, net, marks = marked
+    with marks:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = net.block.fc(torch.zeros(1, 2)).sum()
+        bus.publish(BackwardStarted(roots=()))
+        loss.backward()
+        bus.publish(BackwardEnded(roots=()))
+        torch.zeros(2).long().float()  # no floating-point number before it
+    forward = [f"{sign}cast fp32 to bf16" for _ in range(3) for sign in "+-"]
+    assert nvtx.said[3:11] == ["+block.fc", *forward, "-block.fc"]
+    backward = nvtx.said[nvtx.said.index("+backward") : nvtx.said.index("-backward")]
+    assert backward.count("+cast bf16 to fp32") == 2
+    assert not any("cast" in text for text in nvtx.said[nvtx.said.index("-backward") :])
+    assert nvtx.open == []
+
+
 def test_a_module_that_raised_leaves_no_range_open(marked):
     bus, nvtx, net, marks = marked
     net.block.breaks = True

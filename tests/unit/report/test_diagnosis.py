@@ -45,6 +45,15 @@ def test_a_finding_is_shown_with_its_place_its_evidence_and_its_remedy_as_a_rule
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+def test_what_an_instrument_could_not_see_is_told_of_a_run_that_went_well():
+    noted = replace(examined.watched().memory, note="not watched: the script's own dispatch mode is on")
+    run = examined.watched(memory=noted, end=RunEnd.STOPPED)
+    text = shown(Diagnosis(findings=()), recordings.recording([run], []))
+    assert text.endswith("Could not be looked at:\n- not watched: the script's own dispatch mode is on\n")
+    crashed = replace(run, end=RunEnd.KILLED)
+    assert "Could not" not in shown(Diagnosis(findings=()), recordings.recording([crashed], []))
+
+
 @pytest.mark.parametrize(
     ("diagnosis", "text"),
     [

@@ -73,8 +73,8 @@ def reassure(case: Case) -> Iterator[str]:
     if not known or len(known) < len(errors(case)):
         return  # what is infinite is another rule's to tell
     worst = max(known, key=lambda one: one.relative)
-    if worst.relative == 0.0:
-        return  # both were computed alike: the model switches autocast on by itself, so nothing was compared
+    if worst.relative == 0.0 or worst.relative >= _LEAST:
+        return  # both were computed alike; or it is not well
     yield (
         f"of {len(known)} outputs of modules compared with fp32 on one batch, the worst is {worst.relative:.2%} off, "
         f"of {inert_line(worst.module) or 'the model'}"

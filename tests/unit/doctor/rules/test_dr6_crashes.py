@@ -114,6 +114,14 @@ def test_a_crash_that_fp32_has_too_is_no_fault_of_precision():
     assert finding.evidence.endswith("in fp32 it crashes the same way")
 
 
+def test_an_exit_is_no_crash():
+    run = failing("", kind="exit status 3", where=None)
+    (finding,) = found(run, in_fp32(run, crashes=True))
+    assert finding.evidence.endswith("in fp32 it ends the same way")
+    (finding,) = found(run, in_fp32(run, crashes=False))
+    assert finding.evidence.endswith("in fp32 it runs on")
+
+
 def test_a_crash_that_fp32_does_without_comes_of_the_precision():
     run = failing(TEXTS["DR606"], kind="IndexError")
     (finding,) = found(run, in_fp32(run, crashes=False))
