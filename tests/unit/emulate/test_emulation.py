@@ -54,6 +54,23 @@ def test_a_compiled_step_is_the_eager_one_without_a_graph_break(format_):
     assert all(torch.equal(one, other) for one, other in zip(eager, traced, strict=True))
 
 
+@pytest.mark.slow
+@pytest.mark.leaves_behind("inductor adds to sys.path")
+@pytest.mark.parametrize("format_", ["fp16", "tf32", "fp8_e4m3"])
+def test_inductors_step_is_the_emulated_one_but_for_what_it_fuses(format_):
+    net = model()
+    torch._dynamo.reset()
+    with emulated(format_):
+        eager = step(net, format_)
+        compiled = step(torch.compile(net, fullgraph=True), format_)
+    plain = step(net, format_)
+    for one, other, unlike in zip(compiled, eager, plain, strict=True):
+        apart = (one - other).norm()
+        assert apart <= (0.1 if format_.startswith("fp8") else 0.02) * other.norm()
+        if format_ != "fp16":  # a CPU's own products in fp16 are as near
+            assert apart < (unlike - other).norm()
+
+
 def test_what_was_compiled_before_is_emulated_too():
     net = torch.compile(model(), backend="aot_eager", fullgraph=True)
     before = step(net, "fp8_e4m3")

@@ -1,8 +1,6 @@
 """Linear layers in fp8, by a stand-in for torchao, and by torchao itself where it is installed."""
 
-import sys
 from contextlib import contextmanager
-from types import ModuleType
 
 import pytest
 import torch
@@ -14,33 +12,14 @@ from ampwise.plan.plan import Plan, Rule
 from ampwise.runtime import float8, plan_places
 from ampwise.runtime.casting import apply_plan
 from ampwise.runtime.float8 import float8_fault
+from torchao_stand_in import Float8Linear, put_in_place
 
 CUDA = torch.device("cuda")
 
 
-class Float8Linear(nn.Linear):
-    """Stands in for torchao's: same parameters, another class."""
-
-
-def convert_to_float8_training(module, *, module_filter_fn, config):
-    assert config == {"pad_inner_dim": True}
-    for path, child in list(module.named_modules()):
-        if isinstance(child, nn.Linear) and module_filter_fn(child, path):
-            new = Float8Linear(child.in_features, child.out_features)
-            new.weight, new.bias = child.weight, child.bias
-            parent, _, name = path.rpartition(".")
-            setattr(module.get_submodule(parent), name, new)
-    return module
-
-
 @pytest.fixture
 def torchao(monkeypatch):
-    package = ModuleType("torchao.float8")
-    package.convert_to_float8_training = convert_to_float8_training
-    package.Float8LinearConfig = dict
-    monkeypatch.setitem(sys.modules, "torchao", ModuleType("torchao"))
-    monkeypatch.setitem(sys.modules, "torchao.float8", package)
-    monkeypatch.setattr(plan_places, "float8_fault", lambda _: None)
+    put_in_place(monkeypatch)
 
 
 def model():
