@@ -1,0 +1,66 @@
+"""Compiled: one more graph for each combination of groups that go up, the same numbers, the same telemetry."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from adapting import Blocks
+from ampwise import GradNormSpike, NonFinite, OverflowShare, PrecisionScheduler, Schedule
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def train(model, call, schedules, num_steps, **options):
+    """Losses, gradients and what was measured of a few steps."""
+    torch.manual_seed(3)
+    triggers = [*schedules, NonFinite(), GradNormSpike(), OverflowShare()]
+    with PrecisionScheduler(model, "bf16", triggers=triggers, **options) as scheduler:
+        seen = []
+        for _ in range(num_steps):
+            loss = call(torch.randn(8, 4)).square().mean()
+            loss.backward()
+            scheduler.step(loss)
+            rows = scheduler._telemetry._rows[0].tolist()
+            seen.append([rows, *(one.grad.tolist() for one in model.parameters())])
+            model.zero_grad()
+        return seen, [(one.step, one.group) for one in scheduler.switches]
+
+
+def schedules(*groups):
+    """Each group up for a step, in turn, then all."""
+    each = [
+        Schedule(steps=[(2 * place + 1, 2 * place + 2), (2 * place + 13, 2 * place + 14)], groups=[group])
+        for place, group in enumerate(groups)
+    ]
+    return [*each, Schedule(steps=[(10, 11), (24, 25)])]
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+def test_a_compiled_model_is_compiled_once_for_each_combination_and_computes_the_same(backend):
+    counter = CompileCounterWithBackend(backend)
+    model = Blocks()
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    moves = schedules("blocks.0", "blocks.1")
+    seen, switches = train(model, compiled, moves, 26, max_combinations=3)
+    plain, same = train(other := Blocks(), other, moves, 26, max_combinations=3)
+    assert counter.frame_count == 3  # of four combinations that were wanted
+    assert switches == same
+    assert seen == plain
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own
+def test_compiled_blocks_are_two_graphs_each_whatever_moves():
+    counter = CompileCounterWithBackend("eager")
+    model = Blocks()
+    for place in (0, 1):
+        model.blocks[place] = torch.compile(model.blocks[place], backend=counter, fullgraph=True)
+    # one graph for both blocks' code below, and one for both above, or two of each
+    seen, _ = train(model, model, schedules("blocks.0", "blocks.1"), 26)
+    plain, _ = train(other := Blocks(), other, schedules("blocks.0", "blocks.1"), 26)
+    assert counter.frame_count <= 4
+    assert [one[0][0] for one in seen] == [one[0][0] for one in plain]
