@@ -14,6 +14,8 @@ _GAIN: Final = 1.1
 _BEST_GAIN: Final = 1.2
 """The same, were all that watching took left out."""
 _LOSS: Final = 0.8
+_MOST: Final = 0.5
+"""Of a step that waits for data in this share, the rest is of no weight."""
 _FASTER_DATA: Final = (
     "Load in other processes that stay from epoch to epoch: `DataLoader(..., num_workers=4, persistent_workers=True)`."
 )
@@ -77,8 +79,8 @@ def check(case: Case) -> Iterator[Finding]:
         return
     if cost.is_cpu_time and is_slow_on_cpu(case, kernels, cost):
         return
-    causes = sorted(_causes(case, kernels), reverse=True)
     is_loss = cost.best_gain < _LOSS
+    causes = sorted(_causes(case, kernels, is_loss=is_loss), reverse=True)
     verb = (
         f"is slower than fp32, {1 / cost.best_gain:.2f} times as long"
         if is_loss
@@ -86,7 +88,7 @@ def check(case: Case) -> Iterator[Finding]:
     )
     yield Finding(
         rule=INFO.id,
-        severity=Severity.WARNING if is_loss and not _is_tiny(case, kernels) else INFO.severity,
+        severity=Severity.WARNING if is_loss and not _is_dwarfed(case, kernels) else INFO.severity,
         confidence=Confidence.LIKELY if is_loss else Confidence.POSSIBLE,
         message=f"{format_} {verb}. The largest cause: {causes[0].words} ({causes[0].share:.0%}).",
         evidence=f"{cost.words}; {', '.join(f'{one.words} {one.share:.0%}' for one in causes)}",
@@ -106,15 +108,21 @@ def _is_tiny(case: Case, kernels: KernelRecord) -> bool:
     return case.is_on_cpu and 1e3 * kernels.operator_ms / max(kernels.num_operators, 1) < _TINY_US
 
 
-def _causes(case: Case, kernels: KernelRecord) -> Iterator[_Cause]:
-    """What takes the step's time, each as a share of the step."""
+def _is_dwarfed(case: Case, kernels: KernelRecord) -> bool:
+    """Whether something else than computing decides how long a step takes."""
+    return _is_tiny(case, kernels) or data_share(case.run.process) >= _MOST
+
+
+def _causes(case: Case, kernels: KernelRecord, *, is_loss: bool) -> Iterator[_Cause]:
+    """What takes the step's time, each as a share of the step; of a loss, only what fp32 has not as well."""
     idle, waiting = kernels.idle_share or 0.0, data_share(case.run.process)
     busy = 1 - idle
     casts = (cast_share(case.run) or 0.0) * busy
     products = min(kernels.product_ms / kernels.work_ms, 1.0) * busy if kernels.work_ms else 0.0
     rest = max(0.0, busy - casts - products)
-    yield _Cause(waiting, "waiting for data", _FASTER_DATA)
-    yield _Cause(max(0.0, idle - waiting), "Python between the operators", _FEWER_CALLS)
+    if not is_loss:
+        yield _Cause(waiting, "waiting for data", _FASTER_DATA)
+        yield _Cause(max(0.0, idle - waiting), "Python between the operators", _FEWER_CALLS)
     yield _Cause(casts, "casts between formats", "A larger batch shares each weight's cast among more samples.")
     if _is_tiny(case, kernels):
         yield _Cause(products + rest, "operators too small to matter, mostly torch's own work", _FEWER_CALLS)

@@ -35,6 +35,14 @@ def test_a_step_that_is_slower_is_a_warning():
     assert finding.severity is Severity.WARNING
 
 
+def test_waiting_for_data_makes_no_format_slower_than_another():
+    watched = run(150.0, process=speeds.process(150.0, data_ms=400.0))
+    (finding,) = check(watched, speeds.fp32(cpu_ms=90.0))
+    assert "waiting for data" not in finding.message + finding.evidence
+    assert "Python" not in finding.evidence
+    assert finding.severity is Severity.INFO  # the step takes as long as its data does
+
+
 def test_a_slower_step_of_tiny_operators_is_a_remark():
     tiny = speeds.on_cpu(product_ms=20.0, num_operators=9000)
     (finding,) = check(speeds.run(cpu_ms=150.0, kernels=tiny), speeds.fp32(cpu_ms=90.0))
