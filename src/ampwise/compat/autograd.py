@@ -9,6 +9,8 @@ from torch.autograd import Variable
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
+_CAST = "ToCopyBackward0"
+
 
 def is_inside_backward() -> bool:
     """Whether this thread runs a backward pass: a pass started now is nested in it."""
@@ -95,3 +97,20 @@ def graph_of(roots: Iterable[Any], *, max_nodes: int) -> tuple[int, list[Tensor]
         if (leaf := getattr(node, "variable", None)) is not None:
             leaves.append(leaf)
     return len(seen), leaves
+
+
+def weight_casts(roots: Iterable[Any]) -> list[Any]:
+    """The nodes that cast leaves in the graph of ``roots``."""
+    casts = [node for node in _nodes(roots) if node.name() == _CAST]
+    return [node for node in casts if (to := node.next_functions[0][0]) is not None and hasattr(to, "variable")]
+
+
+def run_when_ready(nodes: Iterable[Any], roots: Iterable[Tensor]) -> None:
+    """Let the next backward pass from ``roots`` run these nodes as soon as it can, as if they were made for it.
+
+    Of the nodes that are ready autograd runs the one made last. Those of an earlier forward pass would come after all
+    others: their gradients wait in memory, and a leaf with other uses has them added in another order.
+    """
+    latest = max((root.grad_fn._sequence_nr() for root in roots if root.grad_fn is not None), default=0)
+    for node in nodes:
+        node._set_sequence_nr(latest)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from ampwise.compat.autocast_cache import (
     num_levels,
     versions_of,
 )
+from ampwise.compat.autograd import run_when_ready, weight_casts
+from ampwise.compat.dispatch import is_watched
 
 
 class CastHold:
@@ -29,6 +32,7 @@ class CastHold:
     def __init__(self, params: Sequence[Tensor]) -> None:
         self._params = params
         self._versions: Versions = []
+        self._nodes: list[Any] | None = None
         self._thread: int | None = None
 
     @property
@@ -42,22 +46,33 @@ class CastHold:
         if not self._may_hold():
             yield
             return
+        versions = versions_of(self._params)
         if self.is_held:
             torch.set_autocast_cache_enabled(True)
-            if versions_of(self._params) != self._versions:
-                torch.clear_autocast_cache()
         else:
             enter_level()
-            self._thread = threading.get_ident()
+            self._thread, self._versions = threading.get_ident(), versions
+        if versions != self._versions:
+            torch.clear_autocast_cache()
+            self._nodes, self._versions = None, versions
         try:
             yield
         finally:
-            self._versions = versions_of(self._params)
             torch.set_autocast_cache_enabled(False)
+
+    def before_backward(self, roots: Sequence[Tensor]) -> None:
+        """A backward pass from ``roots`` is about to run, through casts that may be of an earlier forward pass."""
+        if self._thread != threading.get_ident():
+            return
+        if self._nodes is None:
+            self._nodes = weight_casts(roots)
+        elif not is_watched():  # who watches operators knows them by when they were made
+            run_when_ready(self._nodes, roots)
 
     def drop(self) -> None:
         """Let autocast clear its cache: the window has ended."""
         thread, self._thread = self._thread, None
+        self._nodes = None
         if thread == threading.get_ident():  # the count of regions is each thread's own
             torch.set_autocast_cache_enabled(True)
             leave_level()

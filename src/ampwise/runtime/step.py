@@ -390,6 +390,7 @@ class TrainStep:
     def _backward(self, losses: tuple[Tensor, ...], *, share: int, names: tuple[str, ...] = ()) -> None:
         self._events.backward_started(losses)
         shares = [loss if share == 1 else loss / share for loss in losses]
+        self._casts.before_backward(shares)
         with self._regime.backward(), announced():
             backward([self.scaler.scale(one, name) for one, name in zip_longest(shares, names)], each=bool(names))
         self._events.backward_ended(losses)

@@ -79,6 +79,72 @@ def test_gradients_are_those_of_the_loop_by_hand(loop, precision, dtype):
         assert torch.equal(mine / step.scaler.get_scale() if precision == "fp16" else mine, param.grad)
 
 
+def tied(layer, x):
+    """The weight used three times: as an embedding in fp32, twice, and cast."""
+    lookups = torch.nn.functional.embedding(torch.tensor([0, 1, 2]), layer.weight)
+    again = torch.nn.functional.embedding(torch.tensor([2, 0, 1]), layer.weight)
+    return layer(x + lookups.sin() * again.exp())
+
+
+def test_a_weight_with_other_uses_has_its_gradients_added_in_the_same_order(loop):
+    layer, step = loop(steps=4)
+    twin = torch.nn.Linear(5, 3)
+    twin.load_state_dict(layer.state_dict())
+    batches = [torch.randn(3, 5) for _ in range(4)]
+    grads = []
+    step.optimizers[0].register_step_pre_hook(lambda *_: grads.extend(one.grad.clone() for one in layer.parameters()))
+    for x in batches:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = tied(twin, x).float().pow(2).mean()
+        (loss / 4).backward()
+        with step.autocast():
+            loss = tied(layer, x).float().pow(2).mean()
+        step(loss)
+    assert all(torch.equal(mine, param.grad) for mine, param in zip(grads, twin.parameters(), strict=True))
+
+
+class Order(TorchDispatchMode):
+    """The operators in their order."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_whoever_watches_operators_finds_casts_by_when_they_were_made(loop):
+    layer, step = loop()
+    batch(layer, step)
+    nodes = step._casts._nodes
+    made = [node._sequence_nr() for node in nodes]
+    assert len(made) == 2
+    with Order():
+        batch(layer, step)
+    assert [node._sequence_nr() for node in nodes] == made
+    batch(layer, step)
+    assert all(node._sequence_nr() > before for node, before in zip(nodes, made, strict=True))
+
+
+def test_a_write_within_a_forward_pass_is_seen_by_the_next(loop):
+    layer, step = loop()
+
+    class Writes(torch.nn.Module):
+        def forward(self, x):
+            out = layer(x)
+            with torch.no_grad():
+                layer.weight.mul_(2.0)
+            return out
+
+    batch(Writes(), step)
+    with step.autocast():
+        out = layer(torch.ones(2, 5))
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        assert torch.equal(out, layer(torch.ones(2, 5)))
+
+
 @pytest.mark.parametrize(
     "change",
     [
