@@ -25,14 +25,14 @@ from ampwise.observe.events import BUS, PrecisionSwitched, PrecisionTaken
 from ampwise.plan.plan import Plan
 from ampwise.records.switches import SwitchRecord
 from ampwise.runtime import host
-from ampwise.runtime.loss_scale import LossScale, NoLossScale
+from ampwise.runtime.loss_scale import LossScale, StaticLossScale
 from ampwise.runtime.planned import scale_of_plan
 from ampwise.runtime.result import StepResult
 from ampwise.runtime.scaler import GradScaler
 
 EVERY: Final = 10
 """Steps from one reading to the next, where a reading waits for the device."""
-DEFAULT_TRIGGERS: Final = ("nonfinite", "loss-spike", "grad-norm-spike")
+DEFAULT_TRIGGERS: Final = ("nonfinite", "loss-spike")
 _LOG = logging.getLogger("ampwise")
 
 
@@ -134,8 +134,11 @@ class PrecisionScheduler:
 
     @property
     def loss_scale(self) -> LossScale:
-        """The loss scale that the plan needs, for ``TrainStep`` or ``GradScaler``: dynamic where that is fp16."""
-        return scale_of_plan(self.plan) or NoLossScale()
+        """The loss scale that the plan needs, for ``TrainStep`` or ``GradScaler``: dynamic where that is fp16, else 1.
+
+        Under either, a step whose gradients are not finite is skipped: no format mends weights that are NaN.
+        """
+        return scale_of_plan(self.plan) or StaticLossScale(scale=1.0)
 
     @property
     def groups(self) -> Mapping[str, str]:

@@ -60,7 +60,7 @@ class Setup:
         has_gradients = any(isinstance(one, (NonFinite, GradNormSpike)) for one in triggers)
         has_results = any(isinstance(one, (NonFinite, OverflowShare)) for one in triggers)
         parameters, names = parameters_of_each(self.groups, self.model) if has_gradients else ((), ())
-        overflow = next((one for one in triggers if isinstance(one, OverflowShare)), OverflowShare())
+        overflow = next((one for one in triggers if isinstance(one, OverflowShare)), OverflowShare(headroom=1.0))
         limits = tuple(FORMATS[overflow.format or low].max / overflow.headroom for low in self.low)
         return Measured(
             parameters=parameters,

@@ -14,6 +14,8 @@ from ampwise.formats.table import get_format
 from ampwise.records.run import NUM_SKIPS
 from ampwise.runtime.scale_numbers import refuse
 
+_ALMOST = 0.99
+"""The level of what would fire but for one thing: it keeps a group up."""
 _TINY = 1e-30
 """Keeps a threshold above zero where every number of a history is the same."""
 
@@ -105,41 +107,55 @@ class AbsoluteLossCurvature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpike:
-    """Fires when the loss is far above its last ones.
+    """Fires when the loss stays far above its last ones; a bad batch or two do not move it.
 
     Args:
         num_deviations: how many robust deviations above their median it is too large.
         min_rise: it is not too large if it is above their median by less than this share of it.
+        in_a_row: how many steps in a row it has to be too large.
         window: how many of the last losses are taken.
         min_history: how many of them it takes to know.
         losses: the history.
+        num_in_a_row: how many steps in a row it was too large by now.
     """
 
     num_deviations: float = 6.0
     min_rise: float = 0.1
+    in_a_row: int = 5
     window: int = 50
     min_history: int = 10
     losses: tuple[float, ...] = ()
+    num_in_a_row: int = 0
 
     def __post_init__(self) -> None:
         _check_history(self)
 
     def judge(self, reading: Reading) -> Verdict:
-        """How near the loss comes to what is too large."""
+        """How near the loss comes to what is too large, for long enough."""
         if reading.loss is None:
             return CALM
         if not math.isfinite(reading.loss):
             return _loss_not_finite(reading)
-        if len(self.losses) < self.min_history:
-            return CALM
-        usual = Usual.of(self.losses)
-        limit = usual.threshold(self.num_deviations, at_least=max(self.min_rise * abs(usual.median), _TINY))
-        level = max((reading.loss - usual.median) / (limit - usual.median), 0.0)
-        return Verdict(levels=(level,), causes=(f"loss {reading.loss:.4g}, usually {usual.median:.4g}",))
+        level = self._level(reading.loss)
+        count = self.num_in_a_row + 1
+        if count < self.in_a_row:
+            level = min(level, _ALMOST)
+        usual = Usual.of(self.losses or (reading.loss,)).median
+        steps = f" for {count} steps" if count > 1 else ""
+        return Verdict(levels=(level,), causes=(f"loss {reading.loss:.4g}{steps}, usually {usual:.4g}",))
 
     def observe(self, reading: Reading) -> Self:
         """The trigger after the reading."""
-        return replace(self, losses=with_latest(self.losses, reading.loss, window=self.window))
+        is_high = reading.loss is not None and math.isfinite(reading.loss) and self._level(reading.loss) >= 1.0
+        losses = with_latest(self.losses, reading.loss, window=self.window)
+        return replace(self, losses=losses, num_in_a_row=self.num_in_a_row + 1 if is_high else 0)
+
+    def _level(self, loss: float) -> float:
+        if len(self.losses) < self.min_history:
+            return 0.0
+        usual = Usual.of(self.losses)
+        limit = usual.threshold(self.num_deviations, at_least=max(self.min_rise * abs(usual.median), _TINY))
+        return max((loss - usual.median) / (limit - usual.median), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +213,8 @@ class NonFinite:
 
     A loss or results that are not finite move it at once, and so do gradients without a loss scale. Gradients under a
     loss scale do after ``in_a_row`` steps: fewer are the scale coming down. Of the groups, the first whose results
-    are not finite is to blame, else the last whose gradients are not; all are, if that one was raised already.
+    are not finite is to blame, else the last whose gradients are not; all are, if that one was raised already. A group
+    that is up stays so while its results are larger than its low format holds.
 
     Args:
         in_a_row: how many steps in a row have to lose their gradients under a loss scale.
@@ -213,19 +230,21 @@ class NonFinite:
 
     def judge(self, reading: Reading) -> Verdict:
         """Whether the step lost numbers, and which group did."""
+        beyond = tuple(_ALMOST if share > 0.0 else 0.0 for share in reading.shares)
         if not (reading.has_bad_results or reading.has_bad_gradients):
-            return CALM
+            return Verdict(levels=beyond, causes=("",) * len(beyond)) if beyond else CALM
         waits = reading.is_scaled and not reading.has_bad_results
         count = self.num_in_a_row + 1
         level = count / self.in_a_row if waits else 1.0
         place, cause = _culprit(reading)
-        if waits:
-            cause = f"{cause}, {count} steps in a row" if count > 1 else cause
+        if waits and count > 1:
+            cause = f"{cause}, {count} steps in a row"
         if place is None:
             return Verdict(levels=(level,), causes=(cause,), is_urgent=True)
-        num_groups = len(reading.raised)
-        levels = tuple(level if one == place else 0.0 for one in range(num_groups))
-        return Verdict(levels=levels, causes=(cause,) * num_groups, is_urgent=True)
+        levels = tuple(
+            max(level if one == place else 0.0, beyond[one] if beyond else 0.0) for one in range(len(reading.raised))
+        )
+        return Verdict(levels=levels, causes=(cause,) * len(levels), is_urgent=True)
 
     def observe(self, reading: Reading) -> Self:
         """The trigger after the reading."""
@@ -278,10 +297,11 @@ def _check_history(trigger: "LossCurvature | LossSpike | GradNormSpike") -> None
     faults = [] if trigger.num_deviations > 0 else [f"num_deviations is {trigger.num_deviations}; it must be above 0"]
     if not 1 <= trigger.min_history <= trigger.window:
         faults.append(f"min_history is {trigger.min_history}; it must be 1 to window ({trigger.window})")
-    for name in ("min_rise", "min_octaves"):
-        value = getattr(trigger, name, 0.0)
-        if value < 0:
-            faults.append(f"{name} is {value}; it must be 0 or more")
+    faults += [
+        f"{name} is {value}; it must be {least} or more"
+        for name, least in (("min_rise", 0), ("min_octaves", 0), ("in_a_row", 1))
+        if (value := getattr(trigger, name, least)) < least
+    ]
     refuse(faults, type(trigger).__name__)
 
 

@@ -171,7 +171,10 @@ def test_each_switch_is_in_the_recording_of_a_loop_that_is_watched(closing):
 
 
 def test_a_run_that_went_on_from_a_checkpoint_is_the_one_that_never_stopped(tmp_path, closing):
-    options = {"bad": (3, 9, 10), "triggers": ["nonfinite", LossSpike(min_history=3), GradNormSpike(min_history=3)]}
+    options = {
+        "bad": (3, 9, 10),
+        "triggers": ["nonfinite", LossSpike(min_history=3, in_a_row=1), GradNormSpike(min_history=3)],
+    }
     torch.manual_seed(1)
     whole = closing(**options).train(16)
     assert len(whole.moves()) > 2

@@ -50,7 +50,7 @@ def test_a_steep_straight_descent_has_no_curvature():
 
 
 def test_nothing_fires_before_there_is_a_history():
-    for trigger in (LossCurvature(), LossSpike(), GradNormSpike()):
+    for trigger in (LossCurvature(), LossSpike(in_a_row=1), GradNormSpike()):
         short = fed(trigger, noisy(trigger.min_history - 1))
         assert not fires(short, reading(1e9, norms=(1e9, 1e9)))
         assert fires(fed(trigger, noisy(trigger.min_history + 2)), reading(1e9, norms=(1e9, 1e9)))
@@ -67,11 +67,27 @@ def test_the_plain_rule_is_the_mean_second_difference_of_ten_losses_from_the_fif
 
 
 def test_a_loss_spike_is_above_the_noise_and_above_the_least_rise():
-    trigger = fed(LossSpike(), noisy())
+    trigger = fed(LossSpike(in_a_row=1), noisy())
     assert not fires(trigger, reading(1.05))
     assert fires(trigger, reading(1.2))
     assert not fires(trigger, reading(0.1))
     assert trigger.judge(reading(1.2)).causes == ("loss 1.2, usually 0.9982",)
+
+
+def test_a_loss_spike_has_to_last():
+    trigger, seen = fed(LossSpike(in_a_row=3), noisy()), []
+    for loss in (2.0, 2.0, 1.0, 2.0, 2.0, 2.0, 2.0):
+        seen.append(max(trigger.judge(reading(loss)).levels))
+        trigger = trigger.observe(reading(loss))
+    assert [level >= 1.0 for level in seen] == [False] * 5 + [True] * 2
+    assert min(seen[:2]) > 0.9  # not calm
+    assert trigger.judge(reading(2.0)).causes == ("loss 2 for 5 steps, usually 1.001",)
+
+
+def test_a_group_whose_results_its_low_format_does_not_hold_is_not_calm():
+    verdict = NonFinite().judge(reading(shares=(0.0, 0.01), peaks=(1.0, 1e5)))
+    assert verdict.level(0) == 0.0
+    assert 0.9 < verdict.level(1) < 1.0
 
 
 def test_a_gradient_norm_spike_names_its_own_group():
