@@ -16,6 +16,7 @@ from ampwise.lint.tree import FUNCTIONS, Function, Tree
 Fact = TypeVar("Fact")
 Root = ast.Module | Function
 
+_NAMELESS = (None, None, None)
 _MAX_EVENTS = 1500
 """A function with more is generated code, which nobody trains with."""
 
@@ -84,11 +85,14 @@ class Flow:
         start: Fact,
         advance: Callable[[Fact, Event], Fact],
         concerned: frozenset[ast.expr] | None,
+        *,
+        correlates: bool = True,
     ) -> set[Fact]:
         if len(self.events_in(root)) > _MAX_EVENTS:
             return set()
         try:
-            return Walker(self._ground, advance, concerned=concerned).walk(root.body, start)
+            walker = Walker(self._ground, advance, concerned=concerned, correlates=correlates)
+            return walker.walk(root.body, start)
         except (TooManyPathsError, RecursionError):
             return set()
 
@@ -117,19 +121,34 @@ class Flow:
             met = self._met_in(root)
             if starts.isdisjoint(met) or goals.isdisjoint(met):
                 continue
-            seen: list[Reach] = []
-
-            def advance(pending: frozenset[Event], event: Event) -> frozenset[Event]:
-                seen.extend(Reach(one, event, root) for one in pending if goal(one, event))  # noqa: B023 - used within its round
-                kept = frozenset(one for one in pending if not stop(one, event))
-                return kept | {event} if start(event) else kept
-
-            if self._walk(root, frozenset[Event](), advance, concerned):
-                for reach in seen:
-                    known = found.setdefault((reach.start.node, reach.goal.node), reach)
-                    if known.goal.via is not None and reach.goal.via is None:
-                        found[reach.start.node, reach.goal.node] = reach  # rather seen where it stands than by a caller
+            for reach in self._seen(root, start=start, goal=goal, stop=stop, concerned=concerned):
+                known = found.setdefault((reach.start.node, reach.goal.node), reach)
+                if known.goal.via is not None and reach.goal.via is None:
+                    found[reach.start.node, reach.goal.node] = reach  # rather seen where it stands than by a caller
         return sorted(found.values(), key=lambda reach: position(reach.goal.node))
+
+    def _seen(
+        self,
+        root: Root,
+        *,
+        start: Callable[[Event], bool],
+        goal: Callable[[Event, Event], bool],
+        stop: Callable[[Event, Event], bool],
+        concerned: frozenset[ast.expr],
+    ) -> list[Reach]:
+        """The pairs that the paths through one function show."""
+        seen: list[Reach] = []
+
+        def advance(pending: frozenset[Event], event: Event) -> frozenset[Event]:
+            seen.extend(Reach(one, event, root) for one in pending if goal(one, event))
+            kept = frozenset(one for one in pending if not stop(one, event))
+            return kept | {event} if start(event) else kept
+
+        # most functions are clean on more paths than there are: then no condition needs a look
+        if self._walk(root, frozenset[Event](), advance, concerned, correlates=False) and not seen:
+            return []
+        seen.clear()
+        return seen if self._walk(root, frozenset[Event](), advance, concerned) else []
 
     def _concerned(
         self,
@@ -145,9 +164,10 @@ class Flow:
         goals: set[ast.expr] = set()
         stops: set[ast.expr] = set()
         for event in self.read.all if starts else ():
-            if _may(event, starts, goal):
+            seen = list(_as_seen(event, starts))
+            if any(goal(one, shown) for one, shown in seen):
                 goals.add(event.node)
-            elif _may(event, starts, stop):
+            elif any(stop(one, shown) for one, shown in seen):
                 stops.add(event.node)
         found = {event.node for event in beginning} | goals | stops
         return frozenset(found | self._leading_to(found)), frozenset(goals)
@@ -175,10 +195,9 @@ class Flow:
                 yield event.node
 
 
-def _may(event: Event, starts: list[Event], asks: Callable[[Event, Event], bool]) -> bool:
-    """Whether an event is asked for after one of ``starts``, by its own names or by those of a caller."""
-    if any(asks(one, event) for one in starts):
-        return True
-    if event.scaler is event.optimizer is event.loss is None:
-        return False
-    return any(asks(one, replace(event, scaler=one.scaler, optimizer=one.optimizer, loss=one.loss)) for one in starts)
+def _as_seen(event: Event, starts: list[Event]) -> Iterator[tuple[Event, Event]]:
+    """Each of ``starts`` with the event behind it, by its own names and, where it has names, by those of the start."""
+    for one in starts:
+        yield one, event
+        if (event.scaler, event.optimizer, event.loss) != _NAMELESS:
+            yield one, replace(event, scaler=one.scaler, optimizer=one.optimizer, loss=one.loss)

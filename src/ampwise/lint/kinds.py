@@ -141,12 +141,13 @@ class Kinds:
         made = self._bound(bound, expression) if bound is not None else UNKNOWN
         if made.confidence is Confidence.MADE:
             return made
-        used = self._used(expression)
+        name = dotted(expression)
+        used = self._used(name) if name is not None else UNKNOWN
         if used.kind is not Kind.UNKNOWN:
             return used
-        if made.kind is not Kind.UNKNOWN:
+        if made.kind is not Kind.UNKNOWN or name is None:
             return made
-        return self._named(expression, bound)
+        return self._named(name, bound)
 
     def _bound(self, bound: Binding, expression: ast.expr) -> Value:
         if bound.how is Bound.AUGMENTED and bound.value is not None:
@@ -195,11 +196,11 @@ class Kinds:
             return before  # a quotient by a number tells nothing of what is divided
         return added if added.kind is Kind.NUMBER else before
 
-    def _named(self, expression: ast.expr, bound: Binding | None) -> Value:
+    def _named(self, name: str, bound: Binding | None) -> Value:
         """A guess from the name alone."""
         if bound is not None and self._is_something_else(bound):
             return UNKNOWN
-        return _meant((dotted(expression) or "").rpartition(".")[2].partition("[")[0].lstrip("_"))
+        return _meant(name.rpartition(".")[2].partition("[")[0].lstrip("_"))
 
     def _is_something_else(self, bound: Binding) -> bool:
         """Whether a name's binding tells that it is not what it is called: a container, a meter, a function."""
@@ -215,11 +216,8 @@ class Kinds:
             )
         return isinstance(bound.value, ast.List | ast.Dict | ast.Tuple | ast.ListComp | ast.DictComp | ast.Set)
 
-    def _used(self, expression: ast.expr) -> Value:
+    def _used(self, name: str) -> Value:
         """The kind that the methods called on the same name in the file give away."""
-        name = dotted(expression)
-        if name is None:
-            return UNKNOWN
         known = self._uses.get(name)
         if known is None:
             known = self._uses[name] = self._used_as(name)

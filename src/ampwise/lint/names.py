@@ -70,6 +70,7 @@ class Names:
         self._nearest: dict[tuple[Scope, str], list[Binding]] = {}
         self._arms_of: dict[ast.AST, dict[ast.If, ast.AST]] = {}
         self._resolved: dict[ast.expr, str | None] = {}
+        self._called: dict[ast.Call, Function | None] = {}
         self._declared = {
             (tree.scope(node), name) for node in tree.nodes(ast.Global, ast.Nonlocal) for name in node.names
         }
@@ -217,6 +218,11 @@ class Names:
 
     def function(self, call: ast.Call) -> Function | None:
         """The def of this file that ``call`` calls: by name, as a method of self, or of an object of a class here."""
+        if call not in self._called:
+            self._called[call] = self._function(call)
+        return self._called[call]
+
+    def _function(self, call: ast.Call) -> Function | None:
         match call.func:
             case ast.Name():
                 found = self.lookup(call.func)

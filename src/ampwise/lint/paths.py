@@ -40,15 +40,29 @@ class Ends(Generic[Fact]):
 
 
 class Walker(Generic[Fact]):
-    """One walk; a loop is assumed to run at least once, and a raise to end the path."""
+    """One walk; a loop is assumed to run at least once, and a raise to end the path.
+
+    Args:
+        ground: the file.
+        advance: the fact after an event.
+        concerned: the nodes whose events are met; None for all.
+        correlates: whether equal conditions have equal answers; else both arms of every `if` are walked from the same
+            facts, which takes in every path there is and some that are none.
+    """
 
     def __init__(
-        self, ground: Ground, advance: Callable[[Fact, Event], Fact], *, concerned: frozenset[ast.expr] | None = None
+        self,
+        ground: Ground,
+        advance: Callable[[Fact, Event], Fact],
+        *,
+        concerned: frozenset[ast.expr] | None = None,
+        correlates: bool = True,
     ) -> None:
         self._ground = ground
         self._events = ground.events
         self._advance = advance
         self._concerned = concerned
+        self._correlates = correlates
         self._live = ground.holding(concerned)
         self._callee: tuple[Function, ast.Call, Mapping[str, str]] | None = None
 
@@ -64,7 +78,7 @@ class Walker(Generic[Fact]):
     # ---- statements
 
     def _block(self, body: list[ast.stmt], states: set[State[Fact]]) -> Ends[Fact]:
-        ends = Ends[Fact](falls=states)
+        ends: Ends[Fact] = Ends(falls=states)
         for statement in body:
             if not ends.falls:
                 break
@@ -121,8 +135,11 @@ class Walker(Generic[Fact]):
 
     def _decide(self, test: ast.expr, states: set[State[Fact]]) -> dict[bool, set[State[Fact]]]:
         """The states in which ``test`` holds and in which it does not."""
+        states = self._happen(self._events.of(test), states)
+        if not self._correlates:
+            return {True: set(states), False: set(states)}
         taken: dict[bool, set[State[Fact]]] = {True: set(), False: set()}
-        for fact, assumed in self._happen(self._events.of(test), states):
+        for fact, assumed in states:
             for answer, then in self._ground.conditions.branches(test, assumed):
                 taken[answer].add((fact, then))
         return taken
@@ -130,7 +147,8 @@ class Walker(Generic[Fact]):
     def _loop(self, loop: Loop, states: set[State[Fact]]) -> Ends[Fact]:
         head = loop.test if isinstance(loop, ast.While) else loop.iter
         states = self._happen(self._events.of(head), states)
-        ends, seen = Ends[Fact](), set[State[Fact]]()
+        ends: Ends[Fact] = Ends()
+        seen: set[State[Fact]] = set()
         for _ in range(_MAX_ROUNDS):
             states = self._forget(loop, states) - seen
             if not states:
@@ -172,7 +190,7 @@ class Walker(Generic[Fact]):
 
     def _match(self, statement: ast.Match, states: set[State[Fact]]) -> Ends[Fact]:
         states = self._happen(self._events.of(statement.subject), states)
-        ends = Ends[Fact](falls=set(states))
+        ends: Ends[Fact] = Ends(falls=set(states))
         for case in statement.cases:
             after = self._block(case.body, states)
             ends.add_jumps(after)
@@ -242,6 +260,8 @@ class Walker(Generic[Fact]):
 
     def _forget(self, statement: ast.stmt, states: set[State[Fact]]) -> set[State[Fact]]:
         """Drop what was assumed about names that have changed in ``statement``."""
+        if not self._correlates:
+            return states
         changed = self._ground.stored(statement)
         if self._ground.conditions.mentioned.isdisjoint(changed) or not any(assumed for _, assumed in states):
             return states

@@ -66,7 +66,8 @@ class Tree:
                 elif isinstance(value, ast.AST):
                     parents[value] = node
                     stack.append(value)
-            stack[first:] = stack[first:][::-1]
+            if len(stack) - first > 1:
+                stack[first:] = stack[first:][::-1]
 
     @overload
     def nodes(self, kind: type[Node], /) -> list[Node]: ...

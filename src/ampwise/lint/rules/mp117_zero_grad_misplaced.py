@@ -92,15 +92,13 @@ if not torch.isfinite(loss):
 
 def check(file: SourceFile) -> Iterator[Finding]:
     """Each zero_grad that undoes a backward; each optimizer of torch that steps in a loop and is never zeroed."""
-    if not _OTHER_GRADIENTS.search(file.text.text):
-        yield from _between(file)
-    if not _ZEROES.search(file.text.text):
-        yield from _never(file)
+    yield from _between(file)
+    yield from _never(file)
 
 
 def _between(file: SourceFile) -> Iterator[Finding]:
     zeroes = [event for event in file.flow.events if event.act is Act.ZERO_GRAD]
-    if not _may_be_between(file, zeroes):
+    if not _may_be_between(file, zeroes) or _OTHER_GRADIENTS.search(file.text.text):
         return
     reaches = file.flow.reached(start=_is_backward, goal=lambda _, event: event.act is Act.ZERO_GRAD, stop=_stops)
     undone = {reach.goal.node for reach in reaches if _in_one_round(file, reach.start, reach.goal)}
@@ -148,7 +146,11 @@ def _in_one_round(file: SourceFile, first: Event, second: Event) -> bool:
 
 def _never(file: SourceFile) -> Iterator[Finding]:
     events = file.flow.events
-    if any(event.act is Act.OPAQUE and Kind.OPTIMIZER in event.handed for event in events):
+    if any(
+        event.act is Act.ZERO_GRAD or (event.act is Act.OPAQUE and Kind.OPTIMIZER in event.handed) for event in events
+    ):
+        return
+    if _ZEROES.search(file.text.text):
         return
     seen: set[str | None] = set()
     for event in events:

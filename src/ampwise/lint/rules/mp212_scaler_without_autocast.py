@@ -84,12 +84,12 @@ _HALF: Final = re.compile(r"auto_?cast|\.half\(|float16|fp16|torch\.half|mixed_p
 
 def check(file: SourceFile) -> Iterator[Finding]:
     """The first scaled backward of a file that runs a model made of torch's own parts and never casts."""
-    if _HALF.search(file.text.text):
-        return
     events = file.flow.events
     scaled = next((event for event in events if event.act is Act.BACKWARD and event.is_scaled), None)
     forwards = [event.node for event in events if event.act is Act.FORWARD]
-    if scaled is None or not forwards or not all(_is_known(file, node) for node in forwards):
+    if scaled is None or not forwards or _HALF.search(file.text.text):
+        return
+    if not all(_is_known(file, node) for node in forwards):
         return
     yield file.finding(INFO, scaled.node, f"{scaled.scaler} scales a loss that is computed in float32: no autocast")
 
