@@ -15,8 +15,8 @@ _LARGEST: Final = 2**20
 def largest_batch(predict: Callable[[int], Estimate], *, start: int = 1) -> Estimate | None:
     """The prediction of the largest batch that fits; None where not even a batch of 1 does.
 
-    Memory grows about linearly with the batch, so that the line through two predictions leads close to the end, and
-    halving what is left to search leads to it.
+    Memory grows about linearly with the batch, but in steps, since the allocator takes whole segments. The line through
+    two predictions leads close to the end; from there the strides grow fourfold until the end lies between two.
 
     Args:
         predict: Predicts a batch.
@@ -34,10 +34,12 @@ def largest_batch(predict: Callable[[int], Estimate], *, start: int = 1) -> Esti
         return bool(made.fits)
 
     low, high = (start, None) if fits(start) else (0, start)
+    stride = 1
     while high is None or high - low > 1:
-        batch = _next(known, low, high)
+        batch = _next(known, low, high, stride)
         if batch > _LARGEST:
             raise CannotRunError(f"a batch of {low} still fits, and so may any: the memory does not grow with it")
+        stride *= 4 if len(known) > 3 else 1
         if fits(batch):
             low = batch
         else:
@@ -45,21 +47,23 @@ def largest_batch(predict: Callable[[int], Estimate], *, start: int = 1) -> Esti
     return known.get(low)
 
 
-def _next(known: dict[int, Estimate], low: int, high: int | None) -> int:
-    """The batch to try: where the line through the nearest two predictions meets the capacity."""
-    guess = _guess(known)
+def _next(known: dict[int, Estimate], low: int, high: int | None, stride: int) -> int:
+    """The batch to try: where the line meets the capacity, at least a stride from what is known."""
     if high is None:
-        return max(low + 1, min(guess or 2 * low, 16 * low))
-    if guess is None or len(known) > 6:  # the line has had its chance
-        return (low + high) // 2
-    return min(max(guess, low + 1), high - 1)
+        guess = _guess(known, min(known), max(known))
+        return 2 * low if guess is None else min(max(guess, low + stride), 64 * low)
+    middle = (low + high) // 2
+    if low + stride >= high - stride:
+        return middle
+    guess = _guess(known, low if low in known else min(known), max(known) if low not in known else high)
+    return middle if guess is None else min(max(guess, low + stride), high - stride)
 
 
-def _guess(known: dict[int, Estimate]) -> int | None:
-    capacity = next(iter(known.values())).capacity_bytes
-    if len(known) < 2 or capacity is None:
+def _guess(known: dict[int, Estimate], first: int, second: int) -> int | None:
+    """Where the line through two predictions meets the capacity; None where it does not rise."""
+    capacity = known[first].capacity_bytes
+    if first == second or capacity is None:
         return None
-    first, second = sorted(sorted(known, key=lambda batch: abs(known[batch].needed_bytes - capacity))[:2])
     slope = (known[second].needed_bytes - known[first].needed_bytes) / (second - first)
     if slope <= 0:
         return None
