@@ -117,14 +117,14 @@ def judge_curves(variant: Repeats, *, fp32: Repeats, num_skipped: int = 0, name:
         num_skipped: Steps that the variant left out in its worst repeat.
         name: What to call the loss in the reason.
     """
-    if any(map(_is_broken, fp32.values())):
+    if any(map(is_broken, fp32.values())):
         return Judgement(verdict=None, reason=f"no reference: fp32's own {name} is not finite")
-    broken = next((curve for curve in variant.values() if _is_broken(curve)), None)
+    broken = next((curve for curve in variant.values() if is_broken(curve)), None)
     if broken is not None:
         return Judgement(verdict=Verdict.DIVERGED, reason=_breaks(broken, name))
     noise = measure_noise(fp32)
     repeats = sorted(variant.keys() & fp32.keys())
-    gaps = [gap for repeat in repeats if (gap := _gap(variant[repeat], fp32[repeat])) is not None] if noise else []
+    gaps = [gap for repeat in repeats if (gap := mean_gap(variant[repeat], fp32[repeat])) is not None] if noise else []
     if noise is None or not gaps:
         return Judgement(verdict=None, reason=f"not judged: {_TOO_LITTLE.format(name=name)}")
     allowed = num_skipped * noise.slope
@@ -159,7 +159,7 @@ def _reason(gaps: Sequence[float], noise: Noise, *, allowed: float, name: str) -
     )
 
 
-def _gap(curve: Curve, fp32: Curve) -> float | None:
+def mean_gap(curve: Curve, fp32: Curve) -> float | None:
     """Mean difference over the second half, of the losses that are finite in both."""
     num_steps = min(len(curve), len(fp32))
     start = num_steps - num_steps // 2
@@ -204,7 +204,7 @@ def _identical(runs: Mapping[int, RunRecord]) -> Judgement:
     )
 
 
-def _is_broken(curve: Curve) -> bool:
+def is_broken(curve: Curve) -> bool:
     """Whether the last loss, or most of the second half, is not finite: a single one may belong to a skipped step."""
     tail = curve[len(curve) - len(curve) // 2 :]
     return not all_finite(curve[-1:]) or sum(map(is_finite, tail)) * 2 < len(tail)

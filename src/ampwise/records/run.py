@@ -17,6 +17,7 @@ from ampwise.records.memory import MemoryRecord
 from ampwise.records.nonfinite import NonFiniteRecord
 from ampwise.records.numerics import NumericsRecord
 from ampwise.records.process import ProcessRecord
+from ampwise.records.sensitivity import SensitivityRecord
 from ampwise.records.switches import SwitchRecord
 from ampwise.records.syncs import SyncRecord
 from ampwise.records.usage import UsageRecord
@@ -135,6 +136,7 @@ class RunRecord:
     numerics: NumericsRecord | None = None
     nonfinite: NonFiniteRecord | None = None
     against_fp32: AgainstFp32Record | None = None
+    sensitivity: SensitivityRecord | None = None
     syncs: SyncRecord | None = None
     memory: MemoryRecord | None = None
     kernels: KernelRecord | None = None

@@ -117,6 +117,15 @@ def _usage(bus: EventBus, _: LaunchSpec, __: ModuleStack) -> Instrument:
     return UsageWatch(bus)
 
 
+def _sensitivity(bus: EventBus, spec: LaunchSpec, stack: ModuleStack) -> Instrument:
+    from ampwise.instruments.sensitivity import Sensitivity
+    from ampwise.plan.file import parse_plan
+    from ampwise.runner.rehearsal import PlanRehearsal
+
+    plan = parse_plan(spec.rehearse or "")
+    return Sensitivity(bus, rehearsal=PlanRehearsal(plan, emulate=spec.rehearse_emulated), stack=stack)
+
+
 ROWS: Final = (
     InstrumentRow(name="usage", field="usage", make=_usage),
     InstrumentRow(name="layout", field="layout", make=_layout),
@@ -130,6 +139,9 @@ ROWS: Final = (
     InstrumentRow(name="process", field="process", make=_process),
     InstrumentRow(name="compilation", field="compilation", make=_compilation),
 )
+
+_REHEARSED: Final = InstrumentRow(name="sensitivity", field="sensitivity", make=_sensitivity)
+"""Where a plan is rehearsed; nobody asks for it by name."""
 
 
 def rows_of(names: Iterable[str]) -> tuple[InstrumentRow, ...]:
@@ -153,9 +165,10 @@ def enter_instruments(
 
     Args:
         bus: Where the loop's events are published.
-        spec: Names them.
+        spec: Names them, and the plan that is rehearsed.
         undo: Ends them.
         modules: Says which module is being called; by default one is made.
     """
     stack = modules or ModuleStack()
-    return {row.field: undo.enter_context(row.make(bus, spec, stack)) for row in rows_of(spec.instruments)}
+    rows = (*rows_of(spec.instruments), *((_REHEARSED,) if spec.rehearse is not None else ()))
+    return {row.field: undo.enter_context(row.make(bus, spec, stack)) for row in rows}

@@ -232,7 +232,7 @@ class Session:
         self._switches = self._stack.enter_context(SwitchWatch(BUS))
         if self.spec.memory_step is not None:
             self._memory = self._stack.enter_context(PeakMemory(BUS, step=self.spec.memory_step))
-        if self.spec.instruments:
+        if self.spec.instruments or self.spec.rehearse is not None:
             from ampwise.observe.modules import ModuleStack
             from ampwise.runner.instruments import enter_instruments
 

@@ -50,6 +50,10 @@ class LaunchSpec:
     """Added to every seed the script sets or would have had, so that repeats differ and variants do not."""
     memory_step: int | None = None
     """Index of the step whose storages are counted."""
+    rehearse: str | None = None
+    """A plan as TOML, which is tried on one module at a time and measured; the run itself stays as it is."""
+    rehearse_emulated: str | None = None
+    """The format that is emulated meanwhile."""
     instruments: tuple[str, ...] = ()
     """What else the run is watched with, by the names of ``runner/instruments``; each fills its part of the record."""
     nvtx: bool = False

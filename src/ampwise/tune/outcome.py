@@ -1,0 +1,134 @@
+"""What a search came to, in sentences: the answer, what fp32 itself does, what the reader should know."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from ampwise._base.errors import CannotRunError
+from ampwise._base.text import inert_line
+from ampwise.compare.losses import curves
+from ampwise.records.run import RunRecord
+from ampwise.records.sensitivity import SensitivityRecord
+from ampwise.records.tuning import NoiseRecord, Outcome, TrialRecord
+from ampwise.tune.search import Found
+
+
+def answer(
+    found: Found, sensitivity: SensitivityRecord, trials: Sequence[TrialRecord], *, is_confirmed: bool
+) -> tuple[Outcome, str]:
+    """The outcome, and a sentence for it.
+
+    Args:
+        found: By the search.
+        sensitivity: Of all modules.
+        trials: Those made.
+        is_confirmed: The plan passed with another seed too.
+    """
+    low = sensitivity.format
+    if found.best is None and not found.is_complete:
+        return (
+            Outcome.NOTHING_YET,
+            f"time was over after {_runs(len(trials))}, and none had passed{_nearest(trials, low)}",
+        )
+    if found.best is None:
+        return Outcome.OUTSIDE, (
+            "even with every module in fp32 the tolerance is missed, so the fault lies in what the script computes "
+            f"outside of its modules{_nearest(trials, low)}"
+        )
+    kept = frozenset(found.best.kept)
+    lowered = [one for one in sensitivity.modules if one.module not in kept and (one.relative or one.fault)]
+    if not lowered:
+        return Outcome.ONLY_FP32, f"nothing can be computed in {low} within the tolerance{_limit(trials, sensitivity)}"
+    how = "all of the model" if not kept else f"all of the model but {_modules(len(kept))}"
+    if is_confirmed:
+        return Outcome.FOUND, f"{how} can be computed in {low}"
+    return Outcome.OUT_OF_TIME, (
+        f"{how} can be computed in {low}, by the first seed alone; time was over before another seed confirmed it"
+        if found.is_complete
+        else f"{how} can be computed in {low}; time was over before fewer were tried and another seed confirmed it"
+    )
+
+
+def check_judgeable(run: RunRecord) -> None:
+    """Refuse a training in fp32 that no plan could be compared with.
+
+    Raises:
+        CannotRunError: it has no loss, or is not in fp32.
+    """
+    if run.left_alone is not None and "parameters" in run.left_alone:
+        own = inert_line(run.left_alone, max_length=120)
+        raise CannotRunError(
+            f"the script keeps its parameters in half precision ({own}), so there is no fp32 to compare with, and no "
+            "rule could bring a module back to it; leave them in fp32 and let the plan cast"
+        )
+    if not curves(run):
+        raise CannotRunError(
+            f"{len(run.steps)} steps were seen and no loss, by which a plan is judged: a single number on which the "
+            "script calls backward"
+        )
+
+
+def what_failed(run: RunRecord) -> str:
+    """What went wrong in a run, as the beginning of a sentence."""
+    if not run.has_finished:
+        lines = run.failure.message.strip().splitlines() if run.failure is not None else []
+        return f"the script fails ({inert_line(lines[-1], max_length=200)})" if lines else "the script fails"
+    return f"the loss is not finite from step {(run.first_bad_loss or 0) + 1} on"
+
+
+def origin_in(run: RunRecord) -> str:
+    """Where a run lost its numbers first, as a clause; nothing where nobody saw."""
+    first = run.nonfinite.first if run.nonfinite is not None else None
+    if first is None or not first.site.op:
+        return ""
+    where = f" in {inert_line(first.site.module)}" if first.site.module else ""
+    line = f" ({inert_line(first.site.where)})" if first.site.where else ""
+    return f": {inert_line(first.site.op)}{where}{line} makes {first.kind.value} of finite numbers"
+
+
+def notes_on(runs: Iterable[RunRecord], sensitivity: SensitivityRecord, noise: NoiseRecord) -> Iterator[str]:
+    """What the reader should know of the runs that all trials are judged by."""
+    own = next((run.left_alone for run in runs if run.left_alone is not None), None)
+    if own is not None:
+        yield (
+            f"the script has mixed precision of its own ({inert_line(own, max_length=120)}); the plan was tried within "
+            "it. `ampwise run --plan` leaves such a script alone: put the plan on with ampwise.apply_plan(model, ...)"
+        )
+    if noise.rerun:
+        share = noise.rerun / noise.level if noise.level else math.inf
+        yield f"two fp32 runs with the same seeds differ by {share:.2%} in their mean loss"
+    if sensitivity.note is not None:
+        yield inert_line(sensitivity.note, max_length=300)
+
+
+def _limit(trials: Sequence[TrialRecord], sensitivity: SensitivityRecord) -> str:
+    """The failing trial that computed fewest modules in the low format: what it costs."""
+    harmful = [one.module for one in sensitivity.modules if one.relative or one.fault]
+    failing = [one for one in trials if not one.passes]
+    if not failing:
+        return ""
+    worst = min(failing, key=lambda one: (len(set(harmful) - set(one.kept)), one.error))
+    lowered = [name for name in harmful if name not in worst.kept]
+    names = ", ".join(inert_line(name or "the model itself", max_length=60) for name in lowered[:3])
+    more = f" and {len(lowered) - 3} more" if len(lowered) > 3 else ""
+    return f": with {names}{more} in {sensitivity.format} {worst.reason}, {_times(worst.error)} what is tolerated"
+
+
+def _nearest(trials: Sequence[TrialRecord], low: str) -> str:
+    finite = [one for one in trials if math.isfinite(one.error)]
+    if not finite:
+        return f": {trials[-1].reason}" if trials else ""
+    best = min(finite, key=lambda one: one.error)
+    kept = f"{_modules(len(best.kept))} kept out of {low}"
+    return f": nearest came {kept}, where {best.reason}, {_times(best.error)} what is tolerated"
+
+
+def _times(error: float) -> str:
+    return "beyond" if math.isinf(error) else f"{error:.3g} times"
+
+
+def _modules(count: int) -> str:
+    return f"{count} module{'s' * (count != 1)}"
+
+
+def _runs(count: int) -> str:
+    return f"{count} trial{'s' * (count != 1)}"

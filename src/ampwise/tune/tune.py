@@ -1,0 +1,236 @@
+"""Finds which modules of a script have to stay in fp32, by running it: the whole of ``ampwise tune``."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+
+from ampwise._base.errors import CannotRunError, UsageError
+from ampwise._base.text import inert_line
+from ampwise.plan.writing import pinned, to_toml
+from ampwise.records.environment import Environment
+from ampwise.records.files import load
+from ampwise.records.run import RunEnd, RunRecord, timed_steps
+from ampwise.records.sensitivity import SensitivityRecord
+from ampwise.records.tuning import KeptModule, NoiseRecord, Outcome, TuningRecord, TuningState
+from ampwise.runner.bootstrap import own_environment
+from ampwise.runner.changes import ChangeWatch
+from ampwise.runner.child import Runner, run_child
+from ampwise.runner.environment import describe_environment
+from ampwise.runner.script import Target
+from ampwise.runner.spec import LaunchSpec
+from ampwise.runner.summary import NO_STEP_FOUND
+from ampwise.tune.outcome import answer, check_judgeable, notes_on, origin_in, what_failed
+from ampwise.tune.parity import noise_of
+from ampwise.tune.question import Question
+from ampwise.tune.rules import plan_of, with_fp8
+from ampwise.tune.search import Found, OutOfTime, search
+from ampwise.tune.trials import Journal, Runs, Tell, Trials, ignore
+from ampwise.tune.units import most_harmful, units_of, why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ground:
+    """What fp32 is on this script: by what all trials are judged."""
+
+    ranked: RunRecord
+    sensitivity: SensitivityRecord
+    noise: NoiseRecord
+    by_seed: dict[int, RunRecord]
+
+
+@dataclass(slots=True, kw_only=True)
+class Tuner:
+    """One search, from its question to its record.
+
+    Args:
+        target: The script.
+        question: What is looked for.
+        state: Where the search keeps what it did, to be resumed from; None keeps nothing.
+        resume: Go on with what is there.
+        scratch: Where what the script saves goes; None leaves its files to it.
+        on_progress: Told of every step.
+        run: Makes one run.
+        describe: Says where the runs took place.
+    """
+
+    target: Target
+    question: Question
+    state: Path | None = None
+    resume: bool = False
+    scratch: str | None = None
+    on_progress: Tell | None = None
+    run: Runner = run_child
+    describe: Callable[[Question], Environment] | None = None
+    _emulate: str | None = field(default=None, init=False)
+    _began: float = field(default=0.0, init=False)
+
+    def tune(self) -> TuningRecord:
+        """The plan, or why there is none.
+
+        Raises:
+            UsageError: there is nothing to resume, or it answers another question.
+            CannotRunError: the script's loss cannot be judged: there is none, or its noise is too large.
+        """
+        self._began = time.monotonic()
+        self._emulate = self.question.emulated()
+        changes = ChangeWatch(str(Path.cwd()), scratch=self.scratch) if self.scratch is not None else None
+        journal = Journal(self._state(), self.state)
+        num_before = len(journal.state.trials)
+        runs = self._runs()
+        try:
+            ground = self._ground(runs, journal)
+        except OutOfTime:
+            record = self._record(Outcome.NOTHING_YET, "time was over before fp32's own noise was known")
+        else:
+            record = ground if isinstance(ground, TuningRecord) else self._searched(runs, journal, ground)
+        if record.outcome not in {Outcome.OUT_OF_TIME, Outcome.NOTHING_YET}:
+            journal.forget()
+        notes = (*record.notes, *(changes.notes() if changes is not None else ()))
+        return replace(record, resumed=num_before, notes=notes, seconds=time.monotonic() - self._began)
+
+    def _runs(self) -> Runs:
+        question = self.question
+        spec = LaunchSpec(
+            stop_after=question.num_steps, device=question.device, malloc=question.malloc, scratch=self.scratch
+        )
+        deadline = None if question.budget_min is None else self._began + question.budget_min * 60
+        return Runs(self.target, spec, run=self.run, tell=self.on_progress or ignore, deadline=deadline)
+
+    def _state(self) -> TuningState:
+        question = self.question.in_words(self.target)
+        if not self.resume:
+            return TuningState(question=question)
+        if self.state is None or not self.state.exists():
+            raise UsageError(
+                f"there is nothing to resume: {inert_line(str(self.state))} does not exist; leave --resume out"
+            )
+        state = load(self.state, TuningState)
+        other = next((name for name in question if state.question.get(name) != question[name]), None)
+        if other is not None:
+            raise UsageError(
+                f"{inert_line(str(self.state))} was begun with another {other} "
+                f"({inert_line(state.question.get(other, 'none'), max_length=60)}, now "
+                f"{inert_line(question[other], max_length=60)}): ask the same, or leave --resume out to begin anew"
+            )
+        return state
+
+    def _ground(self, runs: Runs, journal: Journal) -> _Ground | TuningRecord:
+        """fp32's three runs and what follows from them; a record where that is all there is to say."""
+        seed, start = self.question.seed, self.question.start()
+        made = list(journal.state.fp32)
+        orders = (
+            lambda: runs.fp32(seed=seed, what="fp32, and each module by itself", rehearse=start, emulate=self._emulate),
+            lambda: runs.fp32(seed=seed, what="fp32 again: is it the same?"),
+            lambda: runs.fp32(seed=seed + 1, what="fp32 with another seed"),
+        )
+        for place, order in enumerate(orders):
+            if place == len(made):
+                made.append(order())
+                journal.add_fp32(made[-1])
+            if not made[place].has_finished or made[place].has_lost_numbers:
+                return self._failed(made[place], made[0])
+            check_judgeable(made[place])
+        first, again, other = made
+        noise = noise_of(first, again, other, tolerance=self.question.tolerance)
+        if first.sensitivity is None or not first.sensitivity.modules:
+            raise CannotRunError("the script calls no torch.nn.Module, so no rule on modules could help it")
+        return _Ground(ranked=first, sensitivity=first.sensitivity, noise=noise, by_seed={seed: first, seed + 1: other})
+
+    def _failed(self, run: RunRecord, first: RunRecord) -> TuningRecord:
+        if run.end is RunEnd.NO_STEPS:
+            raise CannotRunError(NO_STEP_FOUND)
+        what = f"{what_failed(run)} in fp32 too, so precision cannot fix this"
+        told = origin_in(first)
+        advice = f"; `ampwise doctor {inert_line(' '.join(self.target.command))}` looks for the cause"
+        return self._record(Outcome.FAULT_IN_FP32, f"{what}{told}{advice}")
+
+    def _searched(self, runs: Runs, journal: Journal, ground: _Ground) -> TuningRecord:
+        units = units_of(ground.sensitivity)
+        trials = Trials(
+            runs,
+            journal,
+            plan_for=lambda kept: plan_of(
+                self.question.start(), kept, ground.sensitivity.modules, high=self.question.high
+            ),
+            fp32=ground.by_seed,
+            noise=ground.noise,
+            emulate=self._emulate,
+            order=tuple(unit.name for unit in units),
+        )
+        start = sum(math.isinf(unit.score) and not unit.is_certain for unit in units)
+        is_confirmed = False
+        while True:
+            found = search(units, trials.error, start=start)
+            if found.best is None or not found.is_complete:
+                break
+            try:
+                is_confirmed = trials.trial(frozenset(found.best.kept), max(ground.by_seed)).passes
+            except OutOfTime:
+                break
+            if is_confirmed:
+                break
+        return self._told(found, trials, journal, ground, is_confirmed=is_confirmed)
+
+    def _told(
+        self, found: Found, trials: Trials, journal: Journal, ground: _Ground, *, is_confirmed: bool
+    ) -> TuningRecord:
+        done = journal.state.trials
+        outcome, explanation = answer(found, ground.sensitivity, done, is_confirmed=is_confirmed)
+        record = replace(
+            self._record(outcome, explanation),
+            ranked_steps=ground.sensitivity.steps,
+            noise=ground.noise,
+            num_modules=len({one.module for one in ground.sensitivity.modules}),
+            trials=done,
+            modules=most_harmful(ground.sensitivity),
+            notes=tuple(notes_on(ground.by_seed.values(), ground.sensitivity, ground.noise)),
+        )
+        if found.best is None or not outcome.has_plan:
+            return record
+        kept = frozenset(found.best.kept)
+        by_path = {one.module: one for one in ground.sensitivity.modules}
+        reasons = {name: why(by_path[name], low=self.question.low, trials=done, kept=kept) for name in found.best.kept}
+        plan = plan_of(
+            self.question.start(), kept, ground.sensitivity.modules, high=self.question.high, why=reasons.get
+        )
+        last = trials.last if is_confirmed else None
+        return replace(
+            record,
+            plan=to_toml(pinned(with_fp8(plan, self.question.low))),
+            kept=tuple(
+                KeptModule(module=name, because=reasons[name], is_certain=by_path[name].fault is not None)
+                for name in found.best.kept
+            ),
+            peak_tensor_bytes=last.peak_tensor_bytes if last is not None else None,
+            peak_tensor_bytes_fp32=ground.by_seed[max(ground.by_seed)].peak_tensor_bytes,
+            ratio_time=_ratio(ground.by_seed[max(ground.by_seed)], last) if self._emulate is None else None,
+        )
+
+    def _record(self, outcome: Outcome, explanation: str) -> TuningRecord:
+        return TuningRecord(
+            created=datetime.now().astimezone().isoformat(timespec="seconds"),
+            command=self.target.command,
+            environment=(self.describe or _describe)(self.question),
+            target=self.question.low,
+            emulated=self._emulate is not None,
+            outcome=outcome,
+            explanation=explanation,
+            num_steps=self.question.num_steps,
+            ranked_steps=(),
+        )
+
+
+def _ratio(fp32: RunRecord, planned: RunRecord | None) -> float | None:
+    """How many times as fast a step is under the plan."""
+    times = [[step.time_ms for step in timed_steps(run) if step.time_ms] for run in (fp32, planned) if run is not None]
+    if len(times) < 2 or not all(times):
+        return None
+    return median(times[0]) / median(times[1])
+
+
+def _describe(question: Question) -> Environment:
+    return describe_environment(device=question.device, malloc=question.malloc, environ=own_environment())
