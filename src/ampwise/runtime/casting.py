@@ -36,8 +36,8 @@ def apply_plan(model: nn.Module, plan: Plan | str, *, optimizers: Optimizer | Se
     and the class. Works with ``torch.compile``, checkpointing, DataParallel and DDP; copies and pickles of the model
     carry the plan. In fp16, scale the loss (``ampwise.GradScaler``).
 
-    Rules reach what runs in the forward of the modules they name. A model whose methods are called instead of itself
-    does not pass through its own forward: only the rules on the modules it calls hold then.
+    Rules reach what runs in the forward of the modules they name. Where a module's method is called in its place, its
+    format holds in the modules that the method calls, and not in what it computes between them.
 
     Args:
         model: DDP, DataParallel and compiled models are looked through.

@@ -4,7 +4,7 @@ Nothing is changed here: a plan that cannot be carried out is refused before it 
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -24,6 +24,8 @@ from ampwise.runtime.placement import current_device
 
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """What wrappers call the module within: plans name the module as if it stood alone."""
+_NO_ENTRIES = frozenset({"forward", *dir(nn.Module)})
+"""Methods that do not compute in the place of a forward."""
 _LINEAR = operators_meant("linear")
 _REGION_FORMATS = ("fp32", "bf16", "fp16")
 
@@ -140,6 +142,10 @@ class _Tree:
                 seen.add(id(module))
                 yield raw, module
 
+    def is_once(self, module: nn.Module) -> bool:
+        """Whether the module hangs in the model by one path only."""
+        return sum(one is module for one in self.modules.values()) == 1
+
     def is_uncalled(self, raw: str) -> bool:
         """Whether the module is one whose weights another reads without calling it."""
         parent, _, name = raw.rpartition(".")
@@ -182,7 +188,30 @@ def _regions(tree: _Tree, plan: Plan, held: Mapping[str, tuple[int, ...]], *, wi
         if is_own if above is None else _differs(mine, above):
             _check_region(module, tree.paths[raw], mine, plan)
             _add_once(found, module, tree.paths[raw], mine)
+        elif caller is not None and _is_other_way_in(tree.modules[caller], found, module) and tree.is_once(module):
+            _add_once(found, module, tree.paths[raw], replace(mine, output=None, grad=None))
     return {key: _formats(resolved, plan) for key, (_, resolved) in found.items()}
+
+
+def _is_other_way_in(caller: nn.Module, found: Mapping[int, object], module: nn.Module) -> bool:
+    """Whether a module may be called in the place of its caller, in whose forward a region begins.
+
+    As ``encode`` of an autoencoder calls its encoder, without the forward: the region has to begin there too.
+    """
+    is_plain = not isinstance(module, torch.jit.ScriptModule)
+    return is_plain and id(caller) in found and id(module) not in found and _has_entries(type(caller))
+
+
+def _has_entries(kind: type[nn.Module]) -> bool:
+    """Whether a class of modules has methods of its own, beside ``forward``, that somebody may call."""
+    own = (
+        name
+        for base in kind.__mro__
+        if not issubclass(nn.Module, base)
+        for name, one in vars(base).items()
+        if callable(one)
+    )
+    return any(not name.startswith("_") and name not in _NO_ENTRIES for name in own)
 
 
 def _deciding(plan: Plan, indices: Sequence[int]) -> Resolved:

@@ -513,6 +513,51 @@ def test_one_rule_on_a_shared_module_holds_wherever_it_is_called(x):
     assert shared.dtypes["linear"] is torch.float32
 
 
+class Autoencoder(nn.Module):
+    """Its methods are called in its place, as those of diffusers' are."""
+
+    def __init__(self, shared=None):
+        super().__init__()
+        self.encoder, self.decoder, self.shared = Seen(), Seen(), shared
+
+    def encode(self, x):
+        return self.encoder(x)
+
+    def forward(self, x):
+        return self.decoder(self.encode(x))
+
+
+class Latent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shared = Seen()
+        self.vae, self.unet = Autoencoder(self.shared), Seen()
+
+    def forward(self, x):
+        return self.unet(self.vae.encode(x)) + self.shared(x)
+
+
+def test_a_rule_holds_where_a_modules_method_is_called_in_its_place(x):
+    model = net(Latent)
+    before = state_of(model)
+    undo = apply_plan(model, plan({"module": "*.vae", "compute": "fp32"}))
+    model(x)
+    assert model.vae.encoder.dtypes["linear"] is torch.float32
+    assert model.unet.dtypes["linear"] is model.shared.dtypes["linear"] is BF16
+    undo()
+    assert same_state(before, state_of(model))
+
+
+def test_the_default_holds_where_a_models_method_is_called_in_its_place(x):
+    model = net(Autoencoder)
+    with plan_in_effect(model, plan()):
+        assert model.encode(x).dtype is torch.float32
+        assert model.encoder.dtypes["linear"] is BF16
+        out = model(x)
+    with torch.autocast("cpu", BF16):
+        assert torch.equal(model(x).float(), out)
+
+
 def test_cuda_lists_are_shared_and_go_with_the_last_plan(x):
     models = [net(), net()]
     cuda = Plan(default="bf16")
