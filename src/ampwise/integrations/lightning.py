@@ -1,0 +1,180 @@
+"""Lightning's Trainer and Fabric in ampwise's precisions: plugins that choose, scale, protect and explain."""
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import Precision as FabricPrecision
+from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins import Precision
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import LBFGS, Optimizer
+
+from ampwise._base.errors import UsageError
+from ampwise.compat.tree import map_tensors
+from ampwise.integrations.training_loop import LoopPrecision
+from ampwise.plan.plan import Plan
+from ampwise.runtime.loss_scale import LossScale
+
+_LIGHTNINGS: dict[str | None, Any] = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
+"""The names of our precisions that Lightning has other names for."""
+
+
+class AmpwisePrecision(Precision):
+    """A precision for Lightning's ``Trainer``: ``Trainer(plugins=[AmpwisePrecision("auto")])``.
+
+    Beside what Lightning's own mixed precision does: ``auto`` takes what the hardware is good at; a plan says per
+    module what is computed in which format; a skipped step leaves BatchNorm's statistics as they were; fused optimizers
+    are clipped too; a loss scale at its minimum warns with the parameters' names. Checkpoints of Lightning's own plugin
+    load.
+
+    Args:
+        precision: ``auto``, ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
+        plan: in the place of a precision: a plan, or what names one (see ``apply_plan``).
+        loss_scale: another than the precision's own: a loss scale, the name of one, or a fixed number.
+
+    Attributes:
+        loop: the parts: ``loop.choice`` tells which precision was taken and why, ``loop.scaler`` is the scaler.
+
+    Raises:
+        UsageError: there is no such precision, plan or loss scale.
+    """
+
+    def __init__(
+        self,
+        precision: str = "auto",
+        *,
+        plan: Plan | str | None = None,
+        loss_scale: LossScale | str | float | None = None,
+    ) -> None:
+        self.loop = LoopPrecision(precision, plan=plan, loss_scale=loss_scale)
+        self.precision = _LIGHTNINGS.get(precision, "32-true")
+
+    def connect(
+        self, model: Module, optimizers: list[Optimizer], lr_schedulers: list[Any]
+    ) -> tuple[Module, list[Optimizer], list[Any]]:
+        """Take the model; it is on its device by now."""
+        wrapped = getattr(model, "module", model)
+        self.loop.take(wrapped if isinstance(wrapped, LightningModule) else model, tuple(optimizers))
+        self.precision = _LIGHTNINGS.get(self.loop.decide().precision, "32-true")
+        return model, optimizers, lr_schedulers
+
+    @contextmanager
+    def train_step_context(self) -> Generator[None]:
+        """Around ``training_step``."""
+        with self.loop.forward(trains=True):
+            yield
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """Around every other forward pass."""
+        return self.loop.forward(trains=False)
+
+    def pre_backward(self, tensor: Tensor, module: LightningModule) -> Tensor:
+        """Scale the loss."""
+        return super().pre_backward(self.loop.scale(tensor), module)
+
+    def optimizer_step(self, optimizer: Any, model: LightningModule, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """Run the closure, which goes backward, then unscale, clip, and step unless a gradient is not finite.
+
+        Raises:
+            UsageError: an optimizer that evaluates the loss itself is to step with a loss scale.
+        """
+        if not self.loop.scaler.is_enabled():
+            return super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
+        _refuse_closures(optimizer)
+        loss = closure()
+        if loss is None and model.automatic_optimization:  # training_step returned None: nothing went backward
+            return loss
+        self.loop.unscale(optimizer)
+        self._after_closure(model, optimizer)
+        return self.loop.step(optimizer, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss scale's state, as torch's scaler has it."""
+        return self.loop.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a loss scale that this plugin or Lightning's own saved."""
+        self.loop.load_state_dict(state_dict)
+
+    def teardown(self) -> None:
+        """Take the plan back off the model."""
+        self.loop.close()
+
+
+class AmpwiseFabricPrecision(FabricPrecision):
+    """The same for Lightning's ``Fabric``: ``Fabric(plugins=[AmpwiseFabricPrecision("auto")])``.
+
+    The precision is decided at the first forward pass, when the models are on their device. Clip by
+    ``fabric.clip_gradients``, which unscales. Fabric does not call ``teardown``; call ``loop.close()`` to take a plan
+    back off a model that lives on.
+
+    Args, Attributes, Raises:
+        as ``AmpwisePrecision``.
+    """
+
+    def __init__(
+        self,
+        precision: str = "auto",
+        *,
+        plan: Plan | str | None = None,
+        loss_scale: LossScale | str | float | None = None,
+    ) -> None:
+        self.loop = LoopPrecision(precision, plan=plan, loss_scale=loss_scale)
+        self.precision = _LIGHTNINGS.get(precision, "32-true")
+
+    def convert_module(self, module: Module) -> Module:
+        """Take the model; its parameters stay in fp32."""
+        self.loop.take(module)
+        return module
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """Around the forward pass of every model, and ``fabric.autocast()``."""
+        context = self.loop.forward(trains=True)
+        self.precision = _LIGHTNINGS.get(self.loop.precision, "32-true")
+        return context
+
+    def convert_output(self, data: Any) -> Any:
+        """Hand floating-point outputs out in the default dtype, as Lightning does."""
+        default = torch.get_default_dtype()
+        return map_tensors(lambda one: one.to(default) if one.is_floating_point() else one, data)
+
+    def backward(self, tensor: Tensor, model: Module | None, *args: Any, **kwargs: Any) -> None:
+        """Go backward from the scaled loss."""
+        super().backward(self.loop.scale(tensor), model, *args, **kwargs)
+
+    def optimizer_step(self, optimizer: Any, **kwargs: Any) -> Any:
+        """Step unless a gradient is not finite.
+
+        Raises:
+            UsageError: an optimizer that evaluates the loss itself is to step with a loss scale.
+        """
+        if self.loop.scaler.is_enabled():
+            _refuse_closures(optimizer)
+        return self.loop.step(optimizer, **kwargs)
+
+    def unscale_gradients(self, optimizer: Optimizer) -> None:
+        """Make the gradients true, before they are clipped."""
+        self.loop.unscale(optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss scale's state, as torch's scaler has it."""
+        return self.loop.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a loss scale that this plugin or Lightning's own saved."""
+        self.loop.load_state_dict(state_dict)
+
+    def teardown(self) -> None:
+        """Take the plan back off the models."""
+        self.loop.close()
+
+
+def _refuse_closures(optimizer: Any) -> None:
+    if isinstance(getattr(optimizer, "optimizer", optimizer), LBFGS):
+        raise UsageError(
+            "LBFGS evaluates the loss several times a step, which Lightning cannot do with a loss scale: train it in "
+            "bf16 or fp32, or in a loop of your own with ampwise.TrainStep"
+        )

@@ -1,0 +1,139 @@
+"""A precision, a loss scale and a plan in the hands of another library's loop, which calls the parts itself."""
+
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from ampwise.plan.find import find_plan
+from ampwise.plan.plan import Plan
+from ampwise.plan.presets import get_precision
+from ampwise.runtime.buffers import BufferGuard
+from ampwise.runtime.device import Choice, choose_precision
+from ampwise.runtime.loss_scale import LossScale
+from ampwise.runtime.planned import apply_to_all, scale_of_plan
+from ampwise.runtime.regime import Regime
+from ampwise.runtime.scaler import GradScaler
+
+
+class LoopPrecision:
+    """What a foreign loop calls around its forward pass, backward pass and optimizers.
+
+    Law: the parameters are those of ``TrainStep``'s loop in the same precision, bit for bit; after ``close`` the models
+    are as they were before ``take``.
+
+    Args:
+        precision: as ``TrainStep`` takes it.
+        plan: in the place of a precision: a plan, or what names one.
+        loss_scale: as ``TrainStep`` takes it, for one loss.
+
+    Raises:
+        UsageError: there is no such precision, plan or loss scale.
+    """
+
+    def __init__(
+        self,
+        precision: str = "auto",
+        *,
+        plan: Plan | str | None = None,
+        loss_scale: LossScale | str | float | None = None,
+    ) -> None:
+        if precision != "auto":
+            get_precision(precision)
+        self.plan = find_plan(plan) if isinstance(plan, str) else plan
+        self._asked, self._given_scale = precision, loss_scale
+        self.choice: Choice | None = None
+        self._regime: Regime | None = None
+        self.scaler = GradScaler("cpu", enabled=False)
+        self._state: dict[str, Any] = {}
+        self._buffers = BufferGuard(())
+        self._models: list[Module] = []
+        self._undo = ExitStack()
+
+    @property
+    def precision(self) -> str | None:
+        """The precision taken; None before it is decided."""
+        return None if self._regime is None else self._regime.precision
+
+    def take(self, model: Module, optimizers: tuple[Optimizer, ...] = ()) -> None:
+        """Train this model too; one that is taken already is passed over.
+
+        Raises:
+            UsageError: the plan does not fit the model.
+        """
+        if any(model is one for one in self._models):
+            return
+        if self.plan:
+            self._undo.callback(apply_to_all((model,), self.plan, optimizers=optimizers))
+        self._models.append(model)
+        if self.scaler.is_enabled():
+            self._buffers.watch([model])
+
+    def decide(self) -> Regime:
+        """The precision, decided once, by the device that the first model is on by now.
+
+        Raises:
+            CannotRunError: the device cannot compute so.
+            UsageError: no loss scale is meant by what was given.
+        """
+        if self._regime is None:
+            parameter = next((one for model in self._models for one in model.parameters()), None)
+            device = torch.device("cpu") if parameter is None else parameter.device
+            self.choice = choose_precision("fp32" if self.plan else self._asked, device=device)
+            regime = Regime(precision=self.choice.precision, device_type=device.type)
+            given = scale_of_plan(self.plan) if self._given_scale is None else self._given_scale
+            scale, _ = regime.choose_loss_scale(given)
+            self.scaler = GradScaler.from_loss_scale(scale, device=device.type)
+            if self.scaler.is_enabled():
+                self._buffers.watch(self._models)
+            self.load_state_dict(self._state)
+            self._regime = regime
+        return self._regime
+
+    def forward(self, *, trains: bool) -> AbstractContextManager[object]:
+        """The context of a forward pass and its loss; ``trains``: a skipped step goes back to before it."""
+        regime = self.decide()
+        if trains and torch.is_grad_enabled() and not self._buffers.is_saved:
+            self._buffers.save()
+        return regime.forward()
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss to take gradients of."""
+        return self.scaler.scale(loss)
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Make the gradients true, before somebody looks at them."""
+        if self.scaler.is_enabled():
+            self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer: Optimizer, **options: Any) -> Any:
+        """Step unless a gradient is not finite; returns what the optimizer does."""
+        if not self.scaler.is_enabled():
+            self._buffers.drop()
+            return optimizer.step(**options)
+        returned = self.scaler.step(optimizer, **options)
+        self.scaler.update()
+        result = self.scaler.last_step
+        self._buffers.restore(None if result is None else result.found_inf)
+        return returned
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss scale's state; empty without one."""
+        return self.scaler.state_dict() if self.scaler.is_enabled() else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a loss scale, torch's or ours; kept for later before one is decided."""
+        self._state = state
+        if self.scaler.is_enabled() and state:
+            self.scaler.load_state_dict(state)
+
+    def close(self) -> None:
+        """Take the plan back off the models, and forget them; the loss scale stays for who saves it or trains on."""
+        self._state = self.state_dict()
+        self._undo.close()
+        self._buffers.unwatch(self._models)
+        self._models.clear()
+        self._regime = None
