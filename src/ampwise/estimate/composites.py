@@ -21,6 +21,7 @@ aten = torch.ops.aten
 _FLASH: Final[Any] = find_overload("_scaled_dot_product_flash_attention")
 _EFFICIENT: Final[Any] = find_overload("_scaled_dot_product_efficient_attention")
 _PLAIN: Final[Any] = find_overload("_scaled_dot_product_attention_math")
+_CTC: Final[Any] = find_overload("_ctc_loss.Tensor")
 _FLASH_HEAD: Final = 256
 """Largest head dimension of the flash kernel."""
 _HALF: Final = frozenset({torch.float16, torch.bfloat16})
@@ -38,6 +39,7 @@ def choose_as_cuda_does(compute_capability: tuple[int, int] | None, notes: Notes
         {
             "scaled_dot_product_attention": _attention(notes, has_flash=has_flash),
             "dropout": _dropout,
+            "ctc_loss.Tensor": _ctc_loss,
             "isfinite": _finite(value=True),
             "isnan": _finite(value=False),
             "isinf": _finite(value=False),
@@ -103,6 +105,32 @@ def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:  # noqa: FBT001 #
     if p == 1:
         return tensor.mul(torch.zeros((), dtype=tensor.dtype, device=tensor.device))
     return aten.native_dropout(tensor, p, train)[0]
+
+
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,  # noqa: FBT001, FBT002 # torch's own signature
+) -> Tensor:
+    """Lengths on the host are read there; torch's own kernel does not look while a dispatch mode is on."""
+    if not any(is_imaginary(one) for one in (input_lengths, target_lengths)):
+        lengths = input_lengths.tolist(), target_lengths.tolist()
+        return aten.ctc_loss.IntList(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+    on_gpu = [one.to(log_probs.device) for one in (input_lengths, target_lengths)]
+    loss: Tensor = _CTC(log_probs, targets, *on_gpu, blank, zero_infinity)[0]
+    if zero_infinity:
+        loss = torch.where(loss == float("inf"), torch.zeros_like(loss), loss)
+    match reduction:
+        case 0:
+            return loss
+        case 1:
+            return (loss / on_gpu[1].clamp_min(1).to(loss.dtype)).mean()
+        case _:
+            return loss.sum()
 
 
 def _finite(*, value: bool) -> Callable[[Tensor], Tensor]:

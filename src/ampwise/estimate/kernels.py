@@ -44,6 +44,7 @@ KERNELS: Final[Mapping[Any, Callable[..., Any]]] = MappingProxyType(
         _CONVOLUTION: _convolution,
         find_overload("_ctc_loss.Tensor"): _ctc_loss,
         find_overload("_ctc_loss_backward.Tensor"): _like_second,
+        find_overload("_ctc_loss_backward"): _like_second,
         find_overload("multi_margin_loss_backward"): _like_second,
         find_overload("multilabel_margin_loss_backward"): _like_second,
     }

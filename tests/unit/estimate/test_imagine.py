@@ -265,6 +265,19 @@ def losses_without_a_kernel_of_torchs():
     nn.EmbeddingBag(100, 16).cuda()(torch.zeros(2, 8, dtype=torch.long, device="cuda")).sum().backward()
 
 
+def ctc_with_lengths_anywhere():
+    for lengths in (torch.tensor([50] * 4), torch.tensor([50] * 4).cuda(), (50,) * 4):
+        long = torch.tensor([10, 9, 8, 7])
+        for long_targets in (long, long.cuda()) if torch.is_tensor(lengths) else ((10, 9, 8, 7),):
+            for reduction in ("mean", "sum", "none"):
+                x = torch.randn(50, 4, 20, device="cuda", requires_grad=True)
+                targets = torch.ones(4, 10, dtype=torch.long, device="cuda")
+                loss = nn.functional.ctc_loss(x.log_softmax(2), targets, lengths, long_targets, reduction=reduction)
+                assert loss.shape == ((4,) if reduction == "none" else ())
+                loss.sum().backward()
+                assert x.grad.shape == x.shape
+
+
 def attention():
     q = torch.randn(2, 4, 7, 16, device="cuda", requires_grad=True)
     with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -298,7 +311,7 @@ def own_function():
 CALLS = (
     lstm, gru_both_ways, packed_sequences, masks, answers_to_the_host, loss_scaling, channels_last, both_checkpoints,
     loader_with_pinned_memory, threads, copies_of_a_model, who_shares_memory, default_devices, streams_and_questions,
-    compiling, losses_without_a_kernel_of_torchs, attention, own_function,
+    compiling, losses_without_a_kernel_of_torchs, attention, own_function, ctc_with_lengths_anywhere,
 )  # fmt: skip
 
 
