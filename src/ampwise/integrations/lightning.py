@@ -13,6 +13,7 @@ from torch.nn import Module
 from torch.optim import LBFGS, Optimizer
 
 from ampwise._base.errors import UsageError
+from ampwise.compat.lightning import between_closure_and_step
 from ampwise.compat.tree import map_tensors
 from ampwise.integrations.training_loop import LoopPrecision
 from ampwise.plan.plan import Plan
@@ -88,7 +89,7 @@ class AmpwisePrecision(Precision):
         if loss is None and model.automatic_optimization:  # training_step returned None: nothing went backward
             return loss
         self.loop.unscale(optimizer)
-        self._after_closure(model, optimizer)
+        between_closure_and_step(self, model, optimizer)
         return self.loop.step(optimizer, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
