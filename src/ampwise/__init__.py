@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     from ampwise.runtime.autocast import autocast
     from ampwise.runtime.casting import apply_plan, plan_in_effect
     from ampwise.runtime.checkpoint import load_checkpoint, save_checkpoint
+    from ampwise.runtime.compressed import compress_gradients
     from ampwise.runtime.custom_function import custom_bwd, custom_fwd
+    from ampwise.runtime.fsdp import fsdp_policy
     from ampwise.runtime.headroom import HeadroomLossScale
     from ampwise.runtime.loss_scale import DynamicLossScale, StaticLossScale
     from ampwise.runtime.overflow import LossScaleWarning
     from ampwise.runtime.scaler import GradScaler
+    from ampwise.runtime.sharded_checkpoint import load_sharded_checkpoint, save_sharded_checkpoint
     from ampwise.runtime.small_updates import keep_small_updates
     from ampwise.runtime.step import TrainStep
     from ampwise.runtime.uneven import joinable
@@ -72,7 +75,11 @@ _HOMES = {
     "custom_bwd": "ampwise.runtime.custom_function",
     "custom_fwd": "ampwise.runtime.custom_function",
     "keep_small_updates": "ampwise.runtime.small_updates",
+    "compress_gradients": "ampwise.runtime.compressed",
+    "fsdp_policy": "ampwise.runtime.fsdp",
     "joinable": "ampwise.runtime.uneven",
+    "load_sharded_checkpoint": "ampwise.runtime.sharded_checkpoint",
+    "save_sharded_checkpoint": "ampwise.runtime.sharded_checkpoint",
     "load_checkpoint": "ampwise.runtime.checkpoint",
     "plan_in_effect": "ampwise.runtime.casting",
     "record_casts": "ampwise.instruments.record_casts",
@@ -110,21 +117,25 @@ __all__ = [
     "__version__",
     "apply_plan",
     "autocast",
+    "compress_gradients",
     "custom_bwd",
     "custom_fwd",
     "diagnose",
     "emulated",
     "estimate_memory",
+    "fsdp_policy",
     "joinable",
     "keep_small_updates",
     "load_checkpoint",
     "load_plan",
+    "load_sharded_checkpoint",
     "memory_summary",
     "plan_in_effect",
     "record_casts",
     "round_to",
     "save_checkpoint",
     "save_plan",
+    "save_sharded_checkpoint",
     "watch",
 ]
 

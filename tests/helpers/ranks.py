@@ -21,12 +21,12 @@ _WAIT = timedelta(seconds=60)
 """As long as one rank waits for another."""
 
 
-def run_cases(module, names, *, world, folder):
+def run_cases(module, names, *, world, folder, environ=None):
     """What each case returned on each rank: ``{case: [of rank 0, of rank 1, ...]}``."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
     command = [sys.executable, __file__, str(module), str(world), str(folder), *names]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **(environ or {})}
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environ, stdout=output, stderr=output, process_group=0)
     try:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import random
 
 import torch
@@ -437,7 +438,7 @@ def collectives():
 class Traffic:
     """Counts collectives and the bytes handed to them, torch's functional ones and those of ``torch.distributed``."""
 
-    _NAMES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single")
+    _NAMES = ("all_reduce", "all_gather_single", "reduce_scatter_tensor", "broadcast", "all_to_all_single")
 
     def __enter__(self):
         self._mode, self.count, self.bytes = CommDebugMode(), 0, 0
@@ -467,6 +468,120 @@ class Traffic:
         return {"collectives": self.count + sum(functional.values()), "bytes": self.bytes}
 
 
+# ------------------------------------------------------------------ gradients in 16 bits
+
+
+def _averaged(gradients, hook):
+    """The gradient that every rank gets of these, a rank each, and what was sent."""
+    layer = nn.Linear(gradients.shape[1], 1, bias=False)
+    nn.init.zeros_(layer.weight)
+    model = ddp(layer)
+    made = hook(model)
+    with Traffic() as traffic:
+        model(gradients[rank()].unsqueeze(0)).sum().backward()
+    return layer.weight.grad.flatten().double(), made, traffic
+
+
+def compression():
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    from ampwise import compress_gradients
+
+    world = dist.get_world_size()
+    generator = torch.Generator().manual_seed(0)
+    exponents = torch.randint(-12, 12, (world, 1001), generator=generator)
+    gradients = torch.randn(world, 1001, generator=generator) * torch.exp2(exponents.float())
+    true, size = gradients.double().mean(dim=0), gradients.double().abs().mean(dim=0)
+    found = {}
+    for name in ("bf16", "fp16"):
+        for how in ("fp32", "wire"):
+            mean, made, traffic = _averaged(
+                gradients, lambda model, n=name, h=how: compress_gradients(model, n, sum_in=h)
+            )
+            share = (mean - true).abs() / (made.relative_error * size + made.absolute_error)
+            found[f"{name} {how}"] = {
+                "worst": float(share.max()),
+                "digest": hashlib.sha256(mean.numpy().tobytes()).hexdigest(),
+                "sent": made.sent_bytes,
+                "full": made.full_bytes,
+                "handed": traffic.bytes,
+            }
+    large = torch.zeros(world, 8)
+    large[0] = 1e5  # no number of fp16, but their average is one
+    torchs, _, _ = _averaged(large, lambda model: model.register_comm_hook(None, fp16_compress_hook))
+    ours, _, _ = _averaged(large, lambda model: compress_gradients(model, "fp16"))
+    infinite = large.clone()
+    infinite[0, 3] = INF
+    seen, _, _ = _averaged(infinite, lambda model: compress_gradients(model, "fp16"))
+    return {"found": found, "large": [float(torchs[0]), float(ours[0])], "infinite": [float(one) for one in seen[2:5]]}
+
+
+# ------------------------------------------------------------------ FSDP2's policy, and checkpoints of shards
+
+
+def policies():
+    """Computed in bf16, summed in fp32, given out in fp32; parameters and optimizer stay in fp32."""
+    from ampwise import fsdp_policy
+
+    seen = {}
+    model = net()
+    model[1].register_forward_hook(lambda _module, _args, output: seen.update(inner=str(output.dtype)))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for name, layer in model.named_children():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh, mp_policy=fsdp_policy("p=fp32,c=bf16,o=fp32", module=name))
+    fully_shard(model, mesh=mesh, mp_policy=fsdp_policy("p=fp32,c=bf16,o=fp32"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    step = TrainStep(optimizer, modules=[model], precision="fp32", clip_grad_norm=1.0)
+    losses = []
+    for _ in range(12):
+        with step.autocast():
+            out = model(batch(0, rank()))
+            loss = out.square().mean()
+        result = step(loss)
+        losses.append(float(loss))
+    weight = next(model.parameters())
+    return {**seen, "output": str(out.dtype), "weight": str(weight.dtype), "norm": result.grad_norm, "losses": losses}
+
+
+CHECKPOINT = "AMPWISE_TEST_CHECKPOINT"
+
+
+def _resumable(extra_steps, folder, *, load):
+    from ampwise import load_sharded_checkpoint, save_sharded_checkpoint
+
+    model = sharded(net(width=8))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    options = {"schedulers": [torch.optim.lr_scheduler.StepLR(optimizer, 3)], "clip_grad_norm": 0.1}
+    scale = DynamicLossScale(scale=64.0, growth_interval=4)
+    step = TrainStep(optimizer, modules=[model], precision="fp32", loss_scale=scale, **options)
+    start = load_sharded_checkpoint(folder, step=step)["step"] if load else 0
+    for index in range(start, start + extra_steps):
+        with step.autocast():
+            loss = model(batch(index, 0)).square().mean()  # the same on all ranks: their number does not matter
+        step(loss)
+    if not load:
+        save_sharded_checkpoint(folder, step=step, extra={"step": start + extra_steps})
+    momenta = sum(float(whole(state["exp_avg"]).double().sum()) for state in optimizer.state.values())
+    rate = optimizer.param_groups[0]["lr"]
+    return {"values": _values(model), "momenta": momenta, "scale": step.scaler.get_scale(), "lr": rate}
+
+
+def saving():
+    """Six steps, saved after four, and the same six at a stretch."""
+    folder = os.environ[CHECKPOINT]
+    _resumable(4, folder, load=False)
+    random_state = torch.get_rng_state()
+    torch.manual_seed(9)
+    resumed = _resumable(2, folder, load=True)
+    same = torch.equal(random_state, torch.get_rng_state())
+    return {"resumed": resumed, "straight": _resumable(6, folder + "-straight", load=False), "random": same}
+
+
+def resuming():
+    return _resumable(2, os.environ[CHECKPOINT], load=True)
+
+
 TWO = (
     "agreeing",
     "experts",
@@ -482,5 +597,8 @@ TWO = (
     "chosen",
     "collectives",
     "uneven",
+    "compression",
+    "policies",
+    "saving",
 )
-FOUR = ("agreeing", "two_dimensions", "replicated_shards")
+FOUR = ("agreeing", "resuming", "compression", "two_dimensions", "replicated_shards")

@@ -12,6 +12,8 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+GradBucket = dist.GradBucket
+"""What a communication hook of DistributedDataParallel is given; torch asks for this very annotation."""
 Group = Any
 """A ``torch.distributed.ProcessGroup``; a torch without distributed has none."""
 

@@ -52,16 +52,7 @@ def save_checkpoint(
         "random": take_random_state(),
         "extra": dict(extra or {}),
     }
-    found = [fault for name, one in content.items() for fault in strangers(one, name)]
-    if found:
-        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        raise UsageError(
-            f"this cannot be saved so that it can be loaded safely: {'; '.join(found[:5])}{more}. Possible are "
-            "numbers, texts, lists, tuples, dicts and dense tensors, of exactly those types: turn a numpy number into "
-            "a float, an object into its state"
-        )
-    header = {"format": FORMAT, "version": VERSION, "checksum": checksum(content)}
-    _write_whole(Path(path), {**header, **content})
+    write_document(Path(path), content)
 
 
 def load_checkpoint(
@@ -81,7 +72,7 @@ def load_checkpoint(
         RecordError: there is no such file; it is damaged, no checkpoint of ampwise's, of a newer version; or its parts
             do not fit.
     """
-    document = _read(Path(path))
+    document = read_document(Path(path))
     models = _models(model, step)
     faults = _model_faults(document["model"], models) if models else []
     if step is not None:
@@ -102,6 +93,24 @@ def _models(model: Module | Sequence[Module] | None, step: TrainStep | None) -> 
     return (model,) if isinstance(model, Module) else tuple(model)
 
 
+def write_document(path: Path, content: Mapping[str, Any]) -> None:
+    """Write plain data with its checksum; the file takes its name only when it is complete.
+
+    Raises:
+        UsageError: something is no plain data, or the file cannot be written.
+    """
+    found = [fault for name, one in content.items() for fault in strangers(one, name)]
+    if found:
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        raise UsageError(
+            f"this cannot be saved so that it can be loaded safely: {'; '.join(found[:5])}{more}. Possible are "
+            "numbers, texts, lists, tuples, dicts and dense tensors, of exactly those types: turn a numpy number into "
+            "a float, an object into its state"
+        )
+    header = {"format": FORMAT, "version": VERSION, "checksum": checksum(content)}
+    _write_whole(path, {**header, **content})
+
+
 def _write_whole(target: Path, document: Mapping[str, Any]) -> None:
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
@@ -117,11 +126,11 @@ def _write_whole(target: Path, document: Mapping[str, Any]) -> None:
         raise
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The document in the file.
+def read_document(path: Path) -> dict[str, Any]:
+    """What ``write_document`` wrote: ``step``, ``model``, ``random`` and ``extra``.
 
     Raises:
-        RecordError: there is none.
+        RecordError: there is none, or it is damaged.
     """
     try:
         document = torch.load(str(path), map_location="cpu", weights_only=True)

@@ -6,23 +6,39 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampwise import GradScaler, TrainStep, joinable
-from ampwise._base.errors import UsageError
+from ampwise import (
+    GradScaler,
+    Plan,
+    Rule,
+    TrainStep,
+    compress_gradients,
+    fsdp_policy,
+    joinable,
+    load_sharded_checkpoint,
+    save_sharded_checkpoint,
+)
+from ampwise._base.errors import RecordError, UsageError
 from ampwise.runtime.distributed import find_agreement, peers_of
 from ranks import run_cases
-from ranks_cases import FOUR, TWO
+from ranks_cases import CHECKPOINT, FOUR, TWO
 
 CASES = Path(__file__).parents[2] / "helpers" / "ranks_cases.py"
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    return run_cases(CASES, TWO, world=2, folder=tmp_path_factory.mktemp("two"))
+def checkpoint(tmp_path_factory):
+    return {CHECKPOINT: str(tmp_path_factory.mktemp("checkpoint") / "shards")}
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory):
-    return run_cases(CASES, FOUR, world=4, folder=tmp_path_factory.mktemp("four"))
+def two(tmp_path_factory, checkpoint):
+    return run_cases(CASES, TWO, world=2, folder=tmp_path_factory.mktemp("two"), environ=checkpoint)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory, two, checkpoint):
+    """After ``two``, whose checkpoint it resumes."""
+    return run_cases(CASES, FOUR, world=4, folder=tmp_path_factory.mktemp("four"), environ=checkpoint)
 
 
 def near(value, **options):
@@ -151,6 +167,124 @@ def test_headroom_follows_the_largest_gradient_of_any_rank(two):
 
 def test_a_measured_choice_is_the_first_ranks(two):
     assert two["chosen"] == ["bf16", "bf16"]
+
+
+# ------------------------------------------------------------------ gradients in 16 bits
+
+
+@pytest.mark.parametrize("world", ["two", "four"])
+def test_gradients_in_16_bits_are_as_wrong_as_stated_and_half_as_long(world, request):
+    ranks = request.getfixturevalue(world)["compression"]
+    assert all(one == ranks[0] for one in ranks)
+    for name, one in ranks[0]["found"].items():
+        assert 0.05 < one["worst"] <= 1.0, name
+        assert one["sent"] == pytest.approx(one["full"] / 2, rel=0.01)
+        assert one["handed"] == (2002 if name.endswith("wire") else 2 * (2002 + (-1001 % len(ranks)) * 2))
+
+
+def test_what_fits_once_averaged_does_not_overflow_and_an_infinity_stays_one(two):
+    one = two["compression"][0]
+    torchs, ours = one["large"]
+    assert (torchs, ours) == (float("inf"), 49_984.0)
+    assert one["infinite"] == [49_984.0, float("inf"), 49_984.0]
+
+
+def test_compression_says_what_it_cannot_do():
+    with pytest.raises(UsageError, match="give the DistributedDataParallel"):
+        compress_gradients(torch.nn.Linear(1, 1))
+
+
+# ------------------------------------------------------------------ FSDP2's policy, and checkpoints of shards
+
+
+def test_a_plan_is_what_fsdp_casts(two):
+    for one in two["policies"]:
+        assert (one["inner"], one["output"], one["weight"]) == ("torch.bfloat16", "torch.float32", "torch.float32")
+        assert one["losses"][-1] < one["losses"][0] / 2
+    assert two["policies"][0]["norm"] == two["policies"][1]["norm"]
+
+
+def test_a_policy_asks_the_rules_about_the_module():
+    plan = Plan(default="fp16", rules=(Rule(module="head", compute="fp32", output="bf16"),))
+    assert fsdp_policy(plan).param_dtype is torch.float16
+    head = fsdp_policy(plan, module="head", reduce="bf16")
+    assert (head.param_dtype, head.output_dtype, head.reduce_dtype) == (None, torch.bfloat16, torch.bfloat16)
+    assert fsdp_policy("fp32").param_dtype is None
+
+
+SOFTMAX = Rule(op="softmax", compute="fp32")
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (
+            lambda: fsdp_policy(Plan(default="bf16", rules=(SOFTMAX,))),
+            "rules about operators",
+        ),
+        (lambda: fsdp_policy("bf16", reduce="fp8_e5m2"), 'FSDP2 sums in no "fp8_e5m2"'),
+    ],
+)
+def test_a_policy_refuses_what_fsdp_does_not_cast(call, text):
+    with pytest.raises(UsageError, match=text):
+        call()
+
+
+def test_shards_are_resumed_exactly_and_on_another_number_of_ranks(two, four):
+    for one in two["saving"]:
+        assert one["resumed"] == one["straight"]
+        assert one["random"]
+    straight = two["saving"][0]["straight"]
+    for one in four["resuming"]:
+        assert one["values"] == near(straight["values"])
+        assert one["momenta"] == near(straight["momenta"])
+        assert (one["scale"], one["lr"]) == (straight["scale"], straight["lr"])
+
+
+def _alone(width=3):
+    model = torch.nn.Sequential(torch.nn.Linear(2, width))
+    return TrainStep(torch.optim.Adam(model.parameters()), modules=[model], precision="fp32")
+
+
+def _saved(folder):
+    step = _alone()
+    step(step.modules[0](torch.ones(1, 2)).sum())
+    save_sharded_checkpoint(folder / "one", step=step, extra={"epoch": 3})
+    return folder / "one"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.distributed is disabled.*")
+def test_one_process_saves_and_loads_too(tmp_path):
+    place = _saved(tmp_path)
+    step = _alone()
+    assert load_sharded_checkpoint(place, step=step) == {"epoch": 3}
+    assert all(float(state["step"]) == 1.0 for state in step.optimizers[0].state.values())
+    assert [one.name for one in tmp_path.iterdir()] == ["one"]
+    with pytest.raises(RecordError, match=r"model.0.weight has shape \(5, 2\), in it \(3, 2\)"):
+        load_sharded_checkpoint(place, step=_alone(width=5))
+    with pytest.raises(RecordError, match="there is no sharded checkpoint"):
+        load_sharded_checkpoint(tmp_path / "none", step=step)
+
+
+class Malicious:
+    def __reduce__(self):
+        return print, ("run",)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.distributed is disabled.*")
+def test_no_code_of_a_folder_is_run(tmp_path, capsys):
+    place = _saved(tmp_path)
+    (place / ".metadata").write_bytes(pickle.dumps(Malicious()))
+    with pytest.raises(RecordError, match=r"holds what no checkpoint is made of: builtins\.print"):
+        load_sharded_checkpoint(place, step=_alone())
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.distributed is disabled.*")
+def test_a_crash_between_two_renames_leaves_the_old_one_to_be_found(tmp_path):
+    place = _saved(tmp_path)
+    place.rename(tmp_path / ".one.old")
+    assert load_sharded_checkpoint(place, step=_alone()) == {"epoch": 3}
 
 
 # ------------------------------------------------------------------ alone
