@@ -4,7 +4,11 @@ import ast
 
 import pytest
 
+from ampwise.lint.engine import check_text
 from ampwise.lint.events import Act
+from ampwise.lint.flow import Flow
+from ampwise.lint.rule import all_rules
+from ampwise.lint.text import SourceText
 
 HEAD = """
 import torch
@@ -178,3 +182,16 @@ def test_callers(parse):
     file = parse("def f(): pass\nf()\nx = f()\n")
     function = file.tree.nodes(ast.FunctionDef)[0]
     assert [call.lineno for call in file.flow.callers(function)] == [2, 3]
+
+
+def test_the_first_look_on_all_paths_hides_nothing(monkeypatch):
+    rules = [rule for rule in all_rules() if rule.info.id.startswith("MP1")]
+    texts = [SourceText(one.source.encode()) for rule in rules for one in (*rule.info.bad, *rule.info.good)]
+    found = [check_text("a.py", text, rules) for text in texts]
+    walk = Flow._walk
+
+    def thorough(self, *args, correlates=True):
+        return walk(self, *args) if correlates else set()
+
+    monkeypatch.setattr(Flow, "_walk", thorough)
+    assert found == [check_text("a.py", text, rules) for text in texts]

@@ -76,3 +76,14 @@ def test_a_block_is_the_list_a_statement_stands_in(parse):
 )
 def test_a_place_has_a_text(text, place):
     assert dotted(ast.parse(text, mode="eval").body) == place
+
+
+@pytest.mark.parametrize("kinds", [(ast.Call,), (ast.Name, ast.For, ast.Call)])
+def test_inside_is_every_node_from_a_node_to_its_last(parse, kinds):
+    file = parse(SOURCE)
+    everything = [*file.tree.inside(file.tree.root, *kinds)]
+    assert {*everything} == {node for node in ast.walk(file.tree.root) if isinstance(node, kinds)}
+    for outer in ast.walk(file.tree.root):
+        if outer is file.tree.root or outer in file.tree.parents:
+            held = {*ast.walk(outer)}
+            assert file.tree.inside(outer, *kinds) == [node for node in everything if node in held]
