@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ampwise.runtime.checkpoint import load_checkpoint, save_checkpoint
     from ampwise.runtime.compressed import compress_gradients
     from ampwise.runtime.custom_function import custom_bwd, custom_fwd
+    from ampwise.runtime.evaluate import evaluate
     from ampwise.runtime.fsdp import fsdp_policy
     from ampwise.runtime.headroom import HeadroomLossScale
     from ampwise.runtime.loss_scale import DynamicLossScale, StaticLossScale
@@ -76,6 +77,7 @@ _HOMES = {
     "custom_fwd": "ampwise.runtime.custom_function",
     "keep_small_updates": "ampwise.runtime.small_updates",
     "compress_gradients": "ampwise.runtime.compressed",
+    "evaluate": "ampwise.runtime.evaluate",
     "fsdp_policy": "ampwise.runtime.fsdp",
     "joinable": "ampwise.runtime.uneven",
     "load_sharded_checkpoint": "ampwise.runtime.sharded_checkpoint",
@@ -123,6 +125,7 @@ __all__ = [
     "diagnose",
     "emulated",
     "estimate_memory",
+    "evaluate",
     "fsdp_policy",
     "joinable",
     "keep_small_updates",
