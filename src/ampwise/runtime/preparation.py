@@ -109,7 +109,7 @@ class Preparation:
 
     def _plan_update(self, stepping: Sequence[Optimizer], *, correction: float) -> ClippedUpdate | None:
         """On a CPU, the update group by group; None where torch's own sequence is to be taken."""
-        is_on_cpu = all(map(host.reads_freely, self._params))
+        is_on_cpu = all(map(host.reads_freely, {param.device for param in self._params}))
         if correction != 1.0 or self._max_norm is None or not is_on_cpu:
             return None
         scale = self._scaler.snapshot_scale()
