@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ampwise.plan.file import load_plan
+
 HEALTHY = """
 import sys
 import torch
@@ -71,21 +73,25 @@ def written(folder, source, name="train.py"):
 
 
 def test_a_planted_fault_is_named_with_its_rule(tmp_path):
-    done = doctor("--steps", "3", "--json", "--record", "r.json", "train.py", cwd=written(tmp_path, PLANTED))
+    options = ("--steps", "3", "--json", "--record", "r.json", "--write-plan", "plan.toml")
+    done = doctor(*options, "train.py", cwd=written(tmp_path, PLANTED))
     assert done.returncode == 1, done.stderr
     first = json.loads(done.stdout)["findings"][0]
     assert (first["rule"], first["module"], first["op"], first["phase"]) == ("DR101", "1", "aten.mul", "forward")
     assert (first["file"], first["line"]) == ("train.py", 6)
     assert 'module = "1"' in first["plan_rule"]
+    plan = load_plan(tmp_path / "plan.toml")
+    assert (plan.default, [(rule.module, rule.compute) for rule in plan.rules]) == ("fp16", [("1", "fp32")])
 
 
 def test_a_healthy_training_is_said_to_be_so_and_why(tmp_path):
-    options = ["--precision", "fp32", "--json", "--record", "r.json", "train.py", "--lr", "1"]
-    done = doctor(*options, cwd=written(tmp_path, HEALTHY))
+    options = ["--precision", "fp32", "--json", "--record", "r.json", "--write-plan", "plan.toml"]
+    done = doctor(*options, "train.py", "--lr", "1", cwd=written(tmp_path, HEALTHY))
     document = json.loads(done.stdout)  # what the script prints is not among it
     worst = [one for one in document["findings"] if one["severity"] == "error"]
     assert worst == []
     assert "no loss, gradient or weight was infinite or NaN in 9 steps" in document["reassurances"]
+    assert "no finding has a remedy that a plan could carry out, so plan.toml was not written" in done.stderr
     *runs, place = done.stderr.splitlines()
     assert (runs[0], place) == ("ampwise: watching the training", "recording: r.json")
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "r.json"}

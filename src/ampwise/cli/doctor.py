@@ -50,6 +50,7 @@ _SAYING: Final = {
 @click.option("--report", type=_PATH, metavar="FILE", help="Write one self-contained HTML file.")
 @click.option("--record", type=_PATH, metavar="FILE", help="Where the recording goes; default: a folder for scratch.")
 @click.option("--sarif", type=_PATH, metavar="FILE", help="Write the findings for a code host.")
+@click.option("--write-plan", type=_PATH, metavar="FILE", help="Write the remedies that a plan can carry out as one.")
 @module_option
 @click.option("--device", metavar="DEVICE", help="cpu, cuda:1, ...: the current device of the runs.")
 @lists_option
@@ -69,13 +70,14 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     """  # noqa: D301 - click's mark for a block kept as it is
     spec = _spec(options)
     target = target_of(words, is_module=options["is_module"])
-    check_files({f"--{name}": options[name] for name in ("report", "record", "sarif")}, target)
+    files = ("report", "record", "sarif", "write_plan")
+    check_files({f"--{name.replace('_', '-')}": options[name] for name in files}, target)
     status = check_script(target, verb="doctor")
     if status:
         return status
     check_device(spec.device)
     recording, record = _examined(target, spec, options["record"])
-    return _told(recording, record, options)
+    return _told(recording, record, options, given=spec.plan)
 
 
 def _spec(options: Mapping[str, Any]) -> LaunchSpec:
@@ -121,11 +123,19 @@ def _examined(target: Target, spec: LaunchSpec, record: Path | None) -> "tuple[R
     return recording, kept
 
 
-def _told(recording: "Recording", record: Path, options: Mapping[str, Any]) -> int:
-    """Print the diagnosis and write what was asked for; the command's status."""
+def _told(recording: "Recording", record: Path, options: Mapping[str, Any], *, given: str | None) -> int:
+    """Print the diagnosis and write what was asked for; the command's status.
+
+    Args:
+        recording: What was seen.
+        record: The file it is kept in.
+        options: The command's.
+        given: The plan that it was watched under.
+    """
     from ampwise.doctor.diagnose import diagnose
 
     diagnosis = diagnose(recording)
+    plan_file = None if options["write_plan"] is None else _write_plan(recording, diagnosis, options, given)
     _write(recording, diagnosis, options)
     if options["as_json"]:
         from ampwise.report.diagnosis import diagnosis_json
@@ -136,9 +146,33 @@ def _told(recording: "Recording", record: Path, options: Mapping[str, Any]) -> i
         from ampwise.report.text import stdout_console
 
         hint = f"ampwise report --all {inert_line(str(record), max_length=1000)}"
-        render_diagnosis(recording, diagnosis, stdout_console(), how_to_see_all=hint)
+        render_diagnosis(recording, diagnosis, stdout_console(), how_to_see_all=hint, plan_file=plan_file)
     click.echo(f"recording: {inert_line(str(record), max_length=1000)}", err=True)
     return int(not diagnosis.is_healthy)
+
+
+def _write_plan(
+    recording: "Recording", diagnosis: "Diagnosis", options: Mapping[str, Any], given: str | None
+) -> str | None:
+    """Write the findings' rules behind those of the plan that was given; the file, None where there are no rules."""
+    from dataclasses import replace
+
+    from ampwise.plan.file import parse_plan
+    from ampwise.plan.writing import to_toml
+    from ampwise.report.diagnosis import whole_plan
+
+    path = inert_line(str(options["write_plan"]), max_length=1000)
+    text = whole_plan(diagnosis, recording.runs[0])
+    if text is None:
+        say(f"no finding has a remedy that a plan could carry out, so {path} was not written")
+        return None
+    if given is not None:
+        old, new = parse_plan(given), parse_plan(text).rules
+        named = {rule.selector for rule in new}
+        text = to_toml(replace(old, rules=(*(one for one in old.rules if one.selector not in named), *new)))
+    write_atomically(options["write_plan"], text)
+    click.echo(f"plan: {path}", err=True)
+    return path
 
 
 def _write(recording: "Recording", diagnosis: "Diagnosis", options: Mapping[str, Any]) -> None:

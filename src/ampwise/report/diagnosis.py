@@ -1,6 +1,8 @@
 """A diagnosis for a person at a terminal: the verdict first, then each finding with its evidence and its remedy."""
 
+import shlex
 import textwrap
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
@@ -28,7 +30,13 @@ _LATER: Final = "Later steps were not looked at: for a NaN that comes later, giv
 
 
 def render_diagnosis(
-    recording: Recording, diagnosis: Diagnosis, console: Console, *, show_all: bool = False, how_to_see_all: str = ""
+    recording: Recording,
+    diagnosis: Diagnosis,
+    console: Console,
+    *,
+    show_all: bool = False,
+    how_to_see_all: str = "",
+    plan_file: str | None = None,
 ) -> None:
     """Print the verdict, the findings, and what was looked at and found well.
 
@@ -40,10 +48,11 @@ def render_diagnosis(
         console: Where to.
         show_all: Print every finding in full.
         how_to_see_all: What to type for that, where some are not shown.
+        plan_file: Where the remedies were written to as a plan.
     """
     findings = diagnosis.findings
     style = "bold green" if diagnosis.is_healthy else _STYLES[findings[0].severity]
-    _print(Text(verdict(diagnosis), style=style), console)
+    _print(Text(verdict(diagnosis, next(iter(recording.runs), None)), style=style), console)
     for run in recording.runs[:1]:
         _print(Text(_fill(examined(run), console.width), style="dim"), console)
     num_whole = len(findings) if show_all or len(findings) <= _MAX_ALL_WHOLE else _NUM_WHOLE
@@ -53,9 +62,7 @@ def render_diagnosis(
     _print_rest(findings[num_whole:], console, how_to_see_all)
     if any(finding.plan_rule for finding in findings) and recording.runs:
         console.print()
-        head = f'version = 1 and default = "{_format_of(recording.runs[0])}"'
-        text = f"To use the rules: save them in plan.toml behind {head}, then {how_to_use(recording.runs[0], 'SCRIPT')}"
-        _print(_wrapped(text, console.width, indent=_INDENT), console)
+        _print(_wrapped(_on_rules(recording, plan_file), console.width, indent=_INDENT), console)
     if diagnosis.is_healthy and any(run.end is RunEnd.STOPPED for run in recording.runs[:1]):
         console.print()
         _print(_wrapped(_LATER, console.width, indent=_INDENT), console)
@@ -72,16 +79,23 @@ def render_diagnosis(
             _print(_wrapped(f"- {text}", console.width, indent="  "), console)
 
 
-def verdict(diagnosis: Diagnosis) -> str:
-    """The outcome in one line: ``Found 2 errors, 1 warning.``, or that the training is healthy."""
+def verdict(diagnosis: Diagnosis, run: RunRecord | None = None) -> str:
+    """The outcome in one line: ``Found 2 errors, 1 warning.``, or that the training is healthy.
+
+    Args:
+        diagnosis: What was found.
+        run: The run that was judged: one that was stopped is healthy that far only.
+    """
+    is_cut = run is not None and run.end is RunEnd.STOPPED
+    healthy = f"Healthy in the {counted_steps(run)} watched" if run is not None and is_cut else "Healthy"
     if not diagnosis.is_healthy:
         return f"Found {counted(diagnosis.findings)}."
     if diagnosis.findings:
         num = len(diagnosis.findings)
-        return f"Healthy: no error and no warning, {num} remark{'s' * (num != 1)}."
+        return f"{healthy}: no error and no warning, {num} remark{'s' * (num != 1)}."
     if not diagnosis.reassurances:
         return "Nothing was found, and nothing was measured that would show a fault."
-    return "Healthy: nothing was found."
+    return f"{healthy}: nothing was found."
 
 
 def counted(findings: Iterable[Finding]) -> str:
@@ -95,19 +109,42 @@ def counted(findings: Iterable[Finding]) -> str:
 
 
 def whole_plan(diagnosis: Diagnosis, run: RunRecord) -> str | None:
-    """The findings' rules as one plan file, each once; None where there are none."""
-    rules = dict.fromkeys(finding.plan_rule.strip() for finding in diagnosis.findings if finding.plan_rule)
+    """The findings' rules as one plan file, one a place, the worst finding's; None where there are none."""
+    rules: dict[object, str] = {}
+    for finding in diagnosis.findings:
+        if finding.plan_rule:
+            rules.setdefault(_place(finding.plan_rule), finding.plan_rule.strip())
     if not rules:
         return None
-    return "\n\n".join([f'version = 1\ndefault = "{_format_of(run)}"', *rules]) + "\n"
+    return "\n\n".join([f'version = 1\ndefault = "{_format_of(run)}"', *rules.values()]) + "\n"
 
 
-def how_to_use(run: RunRecord, command: str) -> str:
+def how_to_use(run: RunRecord, command: Sequence[str], *, plan_file: str = "plan.toml") -> str:
     """What to do with the plan's file: a script that has its own mixed precision is left to it by ``ampwise run``."""
     if run.left_alone is None:
         emulate = f"--emulate {_format_of(run)} " if run.precision.startswith("emulated ") else ""
-        return f"ampwise run {emulate}--plan plan.toml {command}"
-    return 'put ampwise.apply_plan(model, "plan.toml") in the place of the script\'s own autocast'
+        return (
+            f"ampwise run {emulate}--plan {shlex.quote(plan_file)} {inert_line(shlex.join(command), max_length=1000)}"
+        )
+    return f'put ampwise.apply_plan(model, "{plan_file}") in the place of the script\'s own autocast'
+
+
+def _on_rules(recording: Recording, plan_file: str | None) -> str:
+    run = recording.runs[0]
+    if plan_file is not None:
+        return f"To use the rules: {how_to_use(run, recording.command, plan_file=plan_file)}"
+    head = f'version = 1 and default = "{_format_of(run)}"'
+    use = how_to_use(run, recording.command)
+    return f"To use the rules: give doctor --write-plan plan.toml, or save them there behind {head}; then {use}"
+
+
+def _place(rule: str) -> object:
+    """What a rule is about; a text that is no rule is about itself."""
+    try:
+        tables = tomllib.loads(rule)["rule"]
+        return tuple((table.get("module"), table.get("op")) for table in tables)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return rule
 
 
 def _format_of(run: RunRecord) -> str:
@@ -118,8 +155,12 @@ def _format_of(run: RunRecord) -> str:
 def examined(run: RunRecord) -> str:
     """What was looked at: how many steps, in which precision and why, and how it ended."""
     own = f"; {inert_line(run.left_alone)}" if run.left_alone is not None else ""
-    steps = f"{len(run.steps)} step{'s' * (len(run.steps) != 1)}"
-    return f"{steps} in {inert_line(run.precision)} ({inert_line(run.reason)}{own}); the run {ending(run.end)}."
+    return f"{counted_steps(run)} in {inert_line(run.precision)} ({inert_line(run.reason)}{own}); the run {ending(run.end)}."
+
+
+def counted_steps(run: RunRecord) -> str:
+    """How many steps it made: ``20 steps``."""
+    return f"{len(run.steps)} step{'s' * (len(run.steps) != 1)}"
 
 
 def not_seen(run: RunRecord) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from ampwise.report.memory_charts import memory_timeline
 from ampwise.report.number_charts import drawn_format, exponent_map
 from ampwise.report.page import Chart, render_page
 from ampwise.report.places import site_words
+from ampwise.report.switch_marks import switches_table
 from ampwise.report.words import ending, notes
 
 _TONES: Final = {Severity.ERROR: Tone.BAD, Severity.WARNING: Tone.CAUTION, Severity.INFO: Tone.PLAIN}
@@ -71,13 +72,13 @@ def render_examined(recording: Recording, diagnosis: Diagnosis) -> str:
         figures={chart.name: chart.figure for chart in drawn if chart.figure is not None},
         recording=recording,
         environment=asdict(recording.environment),
-        verdict=verdict(diagnosis),
+        verdict=verdict(diagnosis, run),
         tone=shown[0].tone if shown else Tone.GOOD if diagnosis.reassurances else Tone.PLAIN,
         examined="" if run is None else examined(run),
         first=shown[:_OPEN],
         folded=shown[_OPEN:],
         plan=None if run is None else whole_plan(diagnosis, run),
-        plan_use="" if run is None else how_to_use(run, " ".join(recording.command)),
+        plan_use="" if run is None else how_to_use(run, recording.command),
         reassurances=diagnosis.reassurances,
         gaps=() if run is None else not_seen(run),
         runs=runs_table(recording),
@@ -192,6 +193,7 @@ def _maps_caption(run: RunRecord | None) -> str:
 def _number_tables(recording: Recording, run: RunRecord) -> Iterator[Listing]:
     traced = next((one for one in recording.runs if one.role is Role.TRACED), run)
     for table in (
+        switches_table([run]),
         origins_table(traced.nonfinite) or origins_table(run.nonfinite),
         against_fp32_table(run.against_fp32),
     ):

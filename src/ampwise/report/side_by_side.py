@@ -145,7 +145,8 @@ def finding_line(finding: Finding) -> str:
 
 def verdict_of(side: Side) -> str:
     """A recording's own verdict."""
-    return NOTHING if side.diagnosis is None else verdict(side.diagnosis)
+    run = next(iter(side.recording.runs), None)
+    return NOTHING if side.diagnosis is None else verdict(side.diagnosis, run)
 
 
 def _findings(side: Side) -> dict[tuple[str, str | None, str | None], Finding]:

@@ -139,16 +139,25 @@ def test_the_rules_make_one_plan_that_can_be_loaded_and_the_text_says_how():
     assert (plan.default, [rule.module for rule in plan.rules]) == ("fp16", ["layers.1.wo"])
     said = " ".join(shown(diagnosis, recordings.recording([run], [])).split())
     assert (
-        'save them in plan.toml behind version = 1 and default = "fp16", then ampwise run --emulate fp16 --plan' in said
+        'save them there behind version = 1 and default = "fp16"; then ampwise run --emulate fp16 --plan plan.toml'
+        in said
     )
     assert whole_plan(Diagnosis(findings=(SLOW,)), run) is None
+
+
+def test_two_findings_about_one_place_are_one_rule_of_the_plan():
+    again = replace(OVERFLOW, rule="DR301", plan_rule=f'{RULE}because = "another"\n')
+    other = replace(OVERFLOW, plan_rule=f'{RULE}op = "softmax"\n')
+    text = whole_plan(Diagnosis(findings=(OVERFLOW, again, other)), WATCHED.runs[0])
+    assert text.count("[[rule]]") == 2
+    assert "another" not in text
 
 
 def test_a_script_with_its_own_precision_is_not_sent_to_a_command_that_applies_no_rule_to_it():
     run = recordings.run("fp16", "fp16", role=Role.WATCHED, left_alone="its own autocast at train.py:9")
     said = " ".join(shown(Diagnosis(findings=(OVERFLOW,)), recordings.recording([run], [])).split())
     assert "run --plan" not in said
-    assert 'then put ampwise.apply_plan(model, "plan.toml") in the place of the script\'s own autocast' in said
+    assert '; then put ampwise.apply_plan(model, "plan.toml") in the place of the script\'s own autocast' in said
 
 
 @pytest.mark.parametrize(("end", "is_told"), [(RunEnd.STOPPED, True), (RunEnd.FINISHED, False)])
@@ -156,3 +165,5 @@ def test_a_healthy_run_that_was_stopped_is_healthy_that_far_only(end, is_told):
     recording = recordings.recording([replace(recordings.run("fp16", "fp16", role=Role.WATCHED), end=end)], [])
     assert ("Later steps were not looked at" in shown(Diagnosis(findings=()), recording)) is is_told
     assert "Later steps" not in shown(Diagnosis(findings=(OVERFLOW,)), recording)
+    healthy = Diagnosis(findings=(), reassurances=("all is well",))
+    assert verdict(healthy, recording.runs[0]).startswith("Healthy in the 60 steps watched:") is is_told

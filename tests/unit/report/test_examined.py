@@ -92,7 +92,7 @@ def test_every_figure_has_its_place(page):
 
 def test_a_run_without_sections_is_a_page_all_the_same():
     text = Page(render_html(examined.bare(), examined.HEALTHY)).text
-    assert "Healthy: nothing was found." in text
+    assert "Healthy in the 60 steps watched: nothing was found." in text
     assert "no value was non-finite in 60 steps" in text
     assert "How large the numbers are" not in text
     assert "Who holds the peak" not in text
