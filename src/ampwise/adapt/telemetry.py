@@ -1,7 +1,7 @@
 """Collects what triggers look at on the device, a row a step, and brings the rows home some steps at a time."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
 
 from ampwise.adapt.groups import Group
 from ampwise.adapt.reading import Reading
+from ampwise.compat.autograd import queue_callback
 from ampwise.compat.fused_step import norms_of
 from ampwise.interpose.internal import internal
 from ampwise.runtime.cast_forward import CastForward
@@ -60,9 +60,11 @@ class Telemetry:
         self._gauges = tuple(Gauge(limit, device) for limit in measured.limits)
         self._undo = ExitStack()
         self.num_rows = 0
+        self._arrived: dict[int, dict[int, Tensor]] = {}
         for group, parameters in enumerate(measured.parameters):
-            if parameters:
-                self._undo.callback(register_multi_grad_hook(parameters, partial(self._on_gradients, group)).remove)
+            for place, one in enumerate(parameters):
+                hook = partial(self._on_gradient, group, place)
+                self._undo.callback(one.register_post_accumulate_grad_hook(hook).remove)
         for gauge, forwards in zip(self._gauges, measured.forwards, strict=True):
             for one in forwards:
                 one.gauge = gauge
@@ -105,6 +107,7 @@ class Telemetry:
                 gauge.empty()
                 place += 2
         self._losses, self._norms = [], {}
+        self._arrived = {}  # of a pass that raised
         self.num_rows += 1
 
     def read(self, *, raised: Sequence[bool]) -> tuple[Reading, ...]:
@@ -136,21 +139,34 @@ class Telemetry:
         rows = state.get("rows")
         return isinstance(rows, Tensor) and len(rows) < self._every and rows.shape[1:] == self._rows.shape[1:]
 
-    def _on_gradients(self, group: int, gradients: Sequence[Tensor | None]) -> None:
-        """Take in the gradients of one backward pass; of several before a step, the largest."""
-        with torch.no_grad(), internal():
-            given = [_dense(one) for one in gradients if one is not None]
-            if not given:
-                return
-            if len({one.dtype for one in given}) > 1:
-                given = [one.float() for one in given]
-            norms = norms_of(given).float()
-            if len(given) < len(gradients):
-                places = torch.tensor([place for place, one in enumerate(gradients) if one is not None])
-                spread = torch.zeros(len(gradients), device=norms.device)
-                norms = spread.index_copy_(0, places.to(norms.device, non_blocking=True), norms)
-            before = self._norms.get(group)
-            self._norms[group] = norms if before is None else torch.maximum(before, norms)
+    def _on_gradient(self, group: int, place: int, parameter: Tensor) -> None:
+        """Note that a gradient was accumulated: ``torch.autograd.grad`` accumulates none and is not seen."""
+        if not self._arrived:
+            queue_callback(self._on_pass_end)
+        self._arrived.setdefault(group, {})[place] = parameter
+
+    @torch.no_grad()
+    def _on_pass_end(self) -> None:
+        """Measure the gradients as they are now, nobody having unscaled or clipped them."""
+        arrived, self._arrived = self._arrived, {}
+        with internal():
+            for group, parameters in arrived.items():
+                given = {place: _dense(one.grad) for place, one in parameters.items() if one.grad is not None}
+                if given:
+                    self._norms[group] = self._merged(group, given)
+
+    def _merged(self, group: int, gradients: Mapping[int, Tensor]) -> Tensor:
+        """The norm of each of the group's gradients: of these, and before them of those of earlier passes."""
+        dtypes = {one.dtype for one in gradients.values()}
+        several = [gradients[place] if len(dtypes) == 1 else gradients[place].float() for place in sorted(gradients)]
+        norms = norms_of(several).float()
+        size = len(self._measured.parameters[group])
+        if len(several) == size:
+            return norms
+        before = self._norms.get(group)
+        before = torch.zeros(size, device=norms.device) if before is None else before
+        places = torch.tensor(sorted(gradients)).to(norms.device, non_blocking=True)
+        return before.index_copy(0, places, norms)
 
     @staticmethod
     def _put(row: Tensor, place: int, values: Sequence[Tensor | bool | float]) -> None:
@@ -202,6 +218,7 @@ def _peak_and_share(numbers: Tensor) -> Tensor:
 
 
 def _dense(gradient: Tensor) -> Tensor:
+    """A gradient as real numbers whose norm is its own."""
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 

@@ -160,6 +160,22 @@ def test_a_frozen_or_unused_parameter_is_no_obstacle(closing):
     assert loop.moves() == []
 
 
+def test_gradients_taken_aside_are_no_obstacle_and_not_measured():
+    model = Blocks()
+    with PrecisionScheduler(model, "bf16", triggers=["grad-norm-spike"]) as scheduler:
+        for _ in range(2):
+            out = model(torch.ones(2, 4, requires_grad=True)).square().mean()
+            aside = torch.autograd.grad(out, list(model.parameters()), retain_graph=True, create_graph=True)
+            assert len(aside) == len(list(model.parameters()))
+            out.backward()
+            scheduler.step(out)
+            model.zero_grad()
+        norm = torch.stack(
+            [one.norm() for name, one in zip(dict(model.named_parameters()), aside, strict=True) if "inp" in name]
+        ).norm()
+        assert 2.0 ** scheduler._state.triggers[0].octaves[0][-1] == pytest.approx(norm.item(), rel=1e-2)
+
+
 def test_each_switch_is_in_the_recording_of_a_loop_that_is_watched(closing):
     torch.manual_seed(1)
     loop = closing(bad=(3,), triggers=["nonfinite"])
@@ -231,7 +247,7 @@ def attributes(model):
 
 
 def hooks(model):
-    return sum(len(one._backward_hooks or ()) for one in model.parameters())
+    return sum(len(one._post_accumulate_grad_hooks or ()) for one in model.parameters())
 
 
 def test_close_leaves_the_model_as_it_was_and_may_be_called_again():
