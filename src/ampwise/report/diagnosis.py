@@ -155,7 +155,8 @@ def _format_of(run: RunRecord) -> str:
 def examined(run: RunRecord) -> str:
     """What was looked at: how many steps, in which precision and why, and how it ended."""
     own = f"; {inert_line(run.left_alone)}" if run.left_alone is not None else ""
-    return f"{counted_steps(run)} in {inert_line(run.precision)} ({inert_line(run.reason)}{own}); the run {ending(run.end)}."
+    what = f"{counted_steps(run)} in {inert_line(run.precision)} ({inert_line(run.reason)}{own})"
+    return f"{what}; the run {ending(run.end)}."
 
 
 def counted_steps(run: RunRecord) -> str:
