@@ -14,6 +14,7 @@ from ampwise._base.text import inert_line
 from ampwise._base.units import format_bytes
 from ampwise.records.recording import Recording
 from ampwise.records.run import RunRecord, StepRecord, timed_steps
+from ampwise.report.switch_marks import move_points, shade
 
 _OUTLINE = {"width": 1, "color": "#ffffff"}
 _WIDTH, _WIDTH_BELOW = 2.2, 4.4
@@ -34,7 +35,8 @@ _LOG_FROM = 100.0
 def loss_curves(recording: Recording) -> Figure | None:
     """Loss over steps: one line a run and optimizer, repeats lighter; None where no step had a loss.
 
-    A loss that is not finite is a gap with a cross at its start; a skipped step is a triangle.
+    A loss that is not finite is a gap with a cross at its start; a skipped step is a triangle. Arrows show where groups
+    of modules moved to another format, and shade where any was in a safer one.
     """
     curves = [
         (run, steps) for run in recording.runs for steps in _by_optimizer(run) if any(s.loss is not None for s in steps)
@@ -45,12 +47,17 @@ def loss_curves(recording: Recording) -> Figure | None:
     top = max(finite, default=1.0)
     looks, named = _looks(recording), set[str]()
     data: list[Figure] = []
+    shapes: list[Figure] = []
     for run, steps in curves:
         look = looks[run.variant]
         data.append({**_line(run, steps, look), "showlegend": run.variant not in named})
         data.extend(_marks(steps, look, top))
+        if run.repeat == 0:
+            data.extend(_moves(run, steps, look, top))
+            shapes.extend(shade(run, look.colour) if steps[0].optimizer == 0 else ())
         named.add(run.variant)
-    return {"data": data, "layout": layout(x="optimizer step", y="loss", y_axis=_loss_axis(finite), height=400)}
+    made = layout(x="optimizer step", y="loss", y_axis=_loss_axis(finite), height=400)
+    return {"data": data, "layout": {**made, "shapes": shapes} if shapes else made}
 
 
 def scale_curves(recording: Recording) -> Figure | None:
@@ -225,6 +232,18 @@ def _marks(steps: Sequence[StepRecord], look: _Look, top: float) -> Iterator[Fig
     yield from _points(list(_gaps(steps, top)), look, "x", 12, "loss is %{text} from step %{x} on")
     skipped = list(_skips(steps, top))
     yield from _points(skipped, look, "triangle-down", 9, "step %{x} skipped: gradients not finite")
+
+
+def _moves(run: RunRecord, steps: Sequence[StepRecord], look: _Look, top: float) -> Iterator[Figure]:
+    for points, symbol in zip(move_points(run), ("arrow-bar-up", "arrow-bar-down"), strict=True):
+        placed = [(step, _height(steps, step, top), text) for step, text in points]
+        yield from _points(placed, look, symbol, 13, "from step %{x} on: %{text}")
+
+
+def _height(steps: Iterable[StepRecord], step: int, top: float) -> float:
+    """The last finite loss up to a step."""
+    losses = [one.loss for one in steps if one.index <= step and is_finite(one.loss)]
+    return losses[-1] if losses else top
 
 
 def _points(
