@@ -12,7 +12,7 @@ from pathlib import Path
 from ampwise._base.errors import CannotRunError, RecordError
 from ampwise.estimate.order import GPUS_PER_NODE, OWN, GpuSpec, Order
 from ampwise.estimate.remedies import ranked
-from ampwise.estimate.wanted import Wanted, wanted
+from ampwise.estimate.wanted import Wanted, slow_note, wanted
 from ampwise.records.estimate import Estimate, Remedy
 from ampwise.records.files import load
 from ampwise.runner.bootstrap import own_environment, plain_environment
@@ -123,7 +123,9 @@ def predicting(
                 answer = answers.readline()
                 if not answer:
                     raise CannotRunError(f"nothing can be estimated here: {last_lines(output)}")
-                return _estimate(order, place, status=int(answer))
+                made = _estimate(order, place, status=int(answer))
+                note = slow_note(gpu, asked.compute) if made.precision != OWN else None
+                return made if note is None else replace(made, assumptions=(*made.assumptions, note))
 
             with answers:
                 yield predict
@@ -161,7 +163,8 @@ def _why(order: Order, status: int, *, said: str) -> str:
     """Why the process left no estimate."""
     if Path(order.reason).exists():
         reason = Path(order.reason).read_text(encoding="utf-8")
-        return reason if status else f"the script ended before its first training step: {reason}"
+        last = said.splitlines()[-1:] if reason.startswith("SystemExit") else []  # argparse says there what is wrong
+        return reason if status else ": ".join(["the script ended before its first training step", reason, *last])
     if status == 0:
         return NO_STEP_FOUND
     reason = said.splitlines()[-1] if said else f"its process ended with status {status}"

@@ -59,6 +59,14 @@ def by_plan(name: str, plan: Plan) -> Wanted:
     return Wanted(name=name, compute=spec.precision, plan=None if is_precision else spec.plan)
 
 
+def slow_note(gpu: GpuSpec, compute: str) -> str | None:
+    """What to know of a precision that the GPU has no hardware for; None where it has."""
+    capability = gpu.compute_capability
+    if compute == "fp32" or capability is None or compute in natively_fast_formats(capability, name=gpu.name):
+        return None
+    return f"the {gpu.name} has no hardware for {compute}: it takes this memory there, and saves no time"
+
+
 def _best(gpu: GpuSpec) -> str:
     """The 16-bit format that the GPU is fast in, as ``run`` chooses it; fp32 where there is none."""
     if gpu.compute_capability is None:

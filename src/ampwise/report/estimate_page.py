@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from ampwise._base.units import format_bytes
 from ampwise.records.estimate import Estimate
 from ampwise.report.cells import Tone
-from ampwise.report.estimates import assumptions, table_rows, verdict
+from ampwise.report.estimates import assumptions, phase_words, table_rows, verdict
 from ampwise.report.instrument_tables import owners_table
 from ampwise.report.listing import Listing, listing
 from ampwise.report.memory_charts import memory_timeline
@@ -65,7 +65,7 @@ def _table(estimates: Sequence[Estimate]) -> Listing | None:
 
 def _timeline(estimate: Estimate) -> Chart:
     where = "" if estimate.peak_line is None else f", at {estimate.peak_line}"
-    phase = "" if estimate.peak_phase is None else f" The peak is in the {estimate.peak_phase} pass{where}."
+    phase = "" if estimate.peak_phase is None else f" The peak is {phase_words(estimate)}{where}."
     return Chart(
         name=f"memory-{estimate.precision}",
         title=estimate.precision,

@@ -1,6 +1,8 @@
 """Predictions of memory for a person at a terminal, and for a machine."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from rich import box
@@ -13,6 +15,7 @@ from ampwise._base.units import format_bytes
 from ampwise.records.estimate import Estimate, Remedy
 from ampwise.records.files import to_plain
 from ampwise.records.memory import MemoryCategory
+from ampwise.records.site import Phase
 from ampwise.report.cells import NOTHING
 
 _PLURALS: Final = {
@@ -24,6 +27,15 @@ _PLURALS: Final = {
     MemoryCategory.TEMPORARY: "temporaries",
     MemoryCategory.WORKSPACE: "workspaces",
 }
+_NUM_MODULES: Final = 3
+"""Modules that a line names."""
+_PHASES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        Phase.FORWARD: "in the forward pass",
+        Phase.BACKWARD: "in the backward pass",
+        Phase.OPTIMIZER: "in the optimizer's step",
+    }
+)
 _ALLOCATED: Final = "allocated"
 _FITS: Final = {True: "green", False: "red", None: ""}
 
@@ -38,6 +50,8 @@ def render_estimates(estimates: Sequence[Estimate], console: Console, *, device:
     """
     for estimate in estimates:
         console.print(Text(verdict(estimate, device=device), style=_FITS[estimate.fits]))
+    for line in filter(None, map(_peak, estimates)):
+        console.print(Text(line))
     console.print(_table(estimates))
     for estimate in estimates:
         for remedy in estimate.remedies:
@@ -59,6 +73,25 @@ def verdict(estimate: Estimate, *, device: str | None = None) -> str:
     fits = f"{needs}; it fits {name} with {format_bytes(margin)} to spare"
     over = (estimate.convolution_bytes or 0) - margin
     return fits if over <= 0 else f"{fits}, or {format_bytes(over)} short if convolutions take their most"
+
+
+def _peak(estimate: Estimate) -> str:
+    """When and where most is held, and by whom: ``bf16's peak is in the backward pass, at train.py:31; ...``."""
+    if estimate.peak_phase is None:
+        return ""
+    where = "" if estimate.peak_line is None else f", at {estimate.peak_line}"
+    sizes: Counter[str] = Counter()
+    for owner in estimate.owners:
+        if owner.site.module is not None:
+            sizes[owner.site.module] += owner.bytes
+    named = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.most_common(_NUM_MODULES))
+    most = f"; most in {named}" if named else ""
+    return inert_line(f"{estimate.precision}'s peak is {phase_words(estimate)}{where}{most}", max_length=300)
+
+
+def phase_words(estimate: Estimate) -> str:
+    """Which part of the step the peak is in: ``in the backward pass``."""
+    return _PHASES.get(estimate.peak_phase or "", "between the passes")
 
 
 def _advice(estimate: Estimate, remedy: Remedy) -> str:
