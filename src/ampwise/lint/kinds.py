@@ -3,30 +3,23 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Final
 
 from ampwise.lint.names import Binding, Bound, Names
+from ampwise.lint.naming import meant_by
 from ampwise.lint.torch_names import (
     CONTAINERS,
-    COUNT_WORD,
     CREATORS,
     HALVES,
-    LOADER_WORD,
     LOSS_CLASS,
-    LOSS_FUNCTION_WORD,
-    LOSS_WORD,
     MODULE_METHODS,
-    MODULE_WORD,
     NO_GRADS,
     NUMBER_ATTRIBUTES,
-    OPTIMIZER_WORD,
     PLAIN_DTYPE,
     PYTHON,
     SAME_DEVICE,
-    SCALER_WORD,
     SCALERS,
-    SCHEDULER_WORD,
     TO_NUMBER,
     WRAPPERS,
 )
@@ -43,28 +36,7 @@ from ampwise.lint.values import (
     tensor_arguments,
 )
 
-_NAMED: Final = (
-    (SCALER_WORD, Kind.SCALER),
-    (OPTIMIZER_WORD, Kind.OPTIMIZER),
-    (SCHEDULER_WORD, Kind.SCHEDULER),
-    (LOADER_WORD, Kind.LOADER),
-    (LOSS_FUNCTION_WORD, Kind.LOSS_FUNCTION),
-    (MODULE_WORD, Kind.MODULE),
-    (LOSS_WORD, Kind.TENSOR),
-    (COUNT_WORD, Kind.NUMBER),
-)
 _NO_METHODS: Final = frozenset[str]()
-
-
-@lru_cache(maxsize=4096)
-def _meant(word: str) -> Value:
-    """What people mean by a variable of that name."""
-    kind = next((kind for pattern, kind in _NAMED if pattern.fullmatch(word)), Kind.UNKNOWN)
-    if kind is Kind.UNKNOWN:
-        return UNKNOWN
-    if kind is Kind.TENSOR:
-        return Value(kind=kind, confidence=Confidence.NAME, on_device=True, has_graph=True)
-    return Value(kind=kind, confidence=Confidence.NAME)
 
 
 class Kinds:
@@ -200,7 +172,7 @@ class Kinds:
         """A guess from the name alone."""
         if bound is not None and self._is_something_else(bound):
             return UNKNOWN
-        return _meant(name.rpartition(".")[2].partition("[")[0].lstrip("_"))
+        return meant_by(name.rpartition(".")[2].partition("[")[0].lstrip("_"))
 
     def _is_something_else(self, bound: Binding) -> bool:
         """Whether a name's binding tells that it is not what it is called: a container, a meter, a function."""
