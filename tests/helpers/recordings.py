@@ -8,6 +8,7 @@ from ampwise.records.comparison import Comparison, VariantSummary, Verdict
 from ampwise.records.environment import Environment
 from ampwise.records.recording import Recording
 from ampwise.records.run import Failure, RunEnd, RunRecord, StepRecord
+from ampwise.records.switches import SwitchRecord
 
 ENVIRONMENT = Environment(
     ampwise="0.1.0",
@@ -288,3 +289,25 @@ def hostile() -> Recording:
 
 
 ALL = (normal, crashed, out_of_memory, diverged, skipping, repeated, empty, hostile)
+
+
+def moved(step, group, *, up=True, cause="loss is nan"):
+    """A group that moved."""
+    formats = ("fp16", "fp32")
+    return SwitchRecord(step=step, group=group, before=formats[not up], after=formats[up], is_raised=up, cause=cause)
+
+
+def scheduled() -> Recording:
+    """A run whose precision moved, beside one whose did not."""
+    switches = (
+        moved(20, "blocks.0"),
+        moved(20, "blocks.1"),
+        moved(30, "head", cause="<b>loud</b>"),
+        moved(35, "blocks.0", up=False, cause="quiet for 5 steps"),
+        moved(40, "blocks.1", up=False, cause="quiet for 5 steps"),
+        moved(42, "head", up=False, cause="quiet for 5 steps"),
+        moved(50, "head"),
+    )
+    made = normal()
+    first, *others = made.runs
+    return replace(made, runs=(replace(first, switches=switches), *others))

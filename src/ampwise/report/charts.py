@@ -35,8 +35,8 @@ _LOG_FROM = 100.0
 def loss_curves(recording: Recording) -> Figure | None:
     """Loss over steps: one line a run and optimizer, repeats lighter; None where no step had a loss.
 
-    A loss that is not finite is a gap with a cross at its start; a skipped step is a triangle. Arrows show where groups
-    of modules moved to another format, and shade where any was in a safer one.
+    A loss that is not finite is a gap with a cross at its start; a skipped step is a triangle. A diamond is where
+    groups of modules moved to a safer format, a square where they came back; it is shaded while any is up.
     """
     curves = [
         (run, steps) for run in recording.runs for steps in _by_optimizer(run) if any(s.loss is not None for s in steps)
@@ -235,7 +235,7 @@ def _marks(steps: Sequence[StepRecord], look: _Look, top: float) -> Iterator[Fig
 
 
 def _moves(run: RunRecord, steps: Sequence[StepRecord], look: _Look, top: float) -> Iterator[Figure]:
-    for points, symbol in zip(move_points(run), ("arrow-bar-up", "arrow-bar-down"), strict=True):
+    for points, symbol in zip(move_points(run), ("diamond", "square"), strict=True):
         placed = [(step, _height(steps, step, top), text) for step, text in points]
         yield from _points(placed, look, symbol, 13, "from step %{x} on: %{text}")
 

@@ -13,8 +13,8 @@ def loss_chart(recording: Recording) -> Chart:
         "One line a run; repeats are lighter.": True,
         "A cross marks where a loss stopped being finite; the line is broken until it is again.": crosses,
         "A triangle marks a step that was skipped because its gradients were not finite.": triangles,
-        "An arrow up marks where modules moved to a safer format, one down where they came back; it is shaded while "
-        "any is up.": has_moves(recording),
+        "A diamond marks where modules moved to a safer format, a square where they came back; it is shaded while any "
+        "is up.": has_moves(recording),
     }
     caption = " ".join(text for text, is_shown in lines.items() if is_shown)
     return Chart(name="loss", title="Loss", caption=caption, figure=charts.loss_curves(recording))
