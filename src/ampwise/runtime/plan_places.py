@@ -80,7 +80,8 @@ def bind(model: nn.Module, plan: Plan, *, prefix: str = "", root: str = "", with
         for raw, module in tree.firsts()
         if id(module) in regions or id(module) in tables
     )
-    holding = {index for indices in held.values() for index in indices if _is_possible(plan.rules[index])}
+    held_anywhere = {index for indices in held.values() for index in indices}
+    holding = {index for index in held_anywhere if _is_possible(plan.rules[index])}
     return Bound(
         places=places,
         matches={index: tuple(_meant(plan.rules[index], held, root=root)) for index in sorted(holding)},
