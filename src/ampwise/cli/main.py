@@ -11,6 +11,7 @@ _COMMANDS = {
     "run": "Run a training script, unmodified, in mixed precision.",
     "compare": "Run a script in several precisions; show what each gained.",
     "estimate": "Predict the GPU memory of a training step, without a GPU.",
+    "tune": "Find which modules must stay in fp32; write a plan.",
     "doctor": "Say why a training gives NaN, no speed-up or no memory.",
     "lint": "Find mixed-precision mistakes in source, without running it.",
     "plan": "Show, check and compare plans: what runs in which format.",

@@ -25,8 +25,8 @@ class RangeFault:
 
     @property
     def name(self) -> str:
-        """The operator as a person calls it: ``mm``; a cast is called so."""
-        return {"aten._to_copy": "cast"}.get(self.op, self.op.removeprefix("aten."))
+        """The operator as a person calls it: ``mm``."""
+        return self.op.removeprefix("aten.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

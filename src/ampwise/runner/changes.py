@@ -31,10 +31,12 @@ class ChangeWatch:
     Args:
         folder: where to look.
         scratch: where each run has a folder to which what it saves is redirected; not looked at for changes.
+        own: a file that ampwise itself keeps meanwhile.
     """
 
-    def __init__(self, folder: str, *, scratch: str) -> None:
+    def __init__(self, folder: str, *, scratch: str, own: Path | None = None) -> None:
         self._folder = folder
+        self._own = None if own is None else os.path.relpath(own, folder)
         self._scratch = os.path.abspath(scratch)
         self._before = snapshot(folder, without=self._scratch)
 
@@ -45,6 +47,7 @@ class ChangeWatch:
         if saved:
             notes.append(f"what the script saved went to {self._scratch}, a folder a run: {_names(sorted(saved))}")
         changed = changes(self._before, snapshot(self._folder, without=self._scratch))
+        changed = [name for name in changed if self._own is None or name.removesuffix(" (gone)") != self._own]
         if changed:
             notes.append(f"changed meanwhile in {self._folder}, by the script or another program: {_names(changed)}")
         if len(self._before) >= _MAX_FILES:

@@ -82,7 +82,7 @@ def _curve_error(
         return math.inf, f"{name} has too few values to compare"
     share = abs(gap) / noise.level if noise.level else 0.0
     side = "above" if gap > 0 else "below"
-    words = f"{name} is {share:.2%} {side} fp32's" if gap else f"{name} is fp32's"
+    words = f"{name} is {100 * share:.2g} % {side} fp32's" if gap else f"{name} is fp32's"
     behind = max(0.0, abs(gap) - num_skipped * noise.slope)  # a skipped step leaves the run one update behind
     if noise.allowed:
         return behind / noise.allowed, words

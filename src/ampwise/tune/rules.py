@@ -5,7 +5,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from ampwise._base.errors import UsageError
 from ampwise.emulate.recipes import RECIPES
+from ampwise.plan.binding import misfits
 from ampwise.plan.patterns import REGEX
 from ampwise.plan.plan import Plan, Rule
 from ampwise.records.sensitivity import ModuleSensitivity
@@ -41,6 +43,30 @@ def plan_of(
     """
     paths = {one.module: one for one in modules}
     return replace(base, rules=(*base.rules, *_rules(base, frozenset(kept), paths, high, why)))
+
+
+def check_fit(base: Plan, modules: Sequence[ModuleSensitivity]) -> None:
+    """Refuse a plan to begin with that names a module which this model lacks, and has one of a similar name.
+
+    Rules that resemble nothing pass: a preset for many models has them.
+
+    Raises:
+        UsageError: every such rule, with the name that was probably meant.
+    """
+    called = [path for one in modules for path in (one.module, *one.aliases)]
+    paths = {above for path in called for above in _upwards(path)}
+    # in a script of several models the first word may be left out
+    paths |= {path.partition(".")[2] for path in paths}
+    meant = [sentence for sentence in misfits(base, {"": sorted(paths)}) if "did you mean" in sentence]
+    if meant:
+        raise UsageError("the plan to begin with does not fit the model: " + "; ".join(meant))
+
+
+def _upwards(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
 
 
 def _rules(

@@ -78,15 +78,26 @@ class Runs:
         spec: How many steps, on which device, and where what it saves goes.
         run: Makes one run.
         tell: Is told of every step.
-        deadline: When no further run may begin, by ``time.monotonic``; None for never.
+        deadline: When no further run may begin, by ``clock``; None for never.
+        clock: Gives seconds.
     """
 
-    def __init__(self, target: Target, spec: LaunchSpec, *, run: Runner, tell: Tell, deadline: float | None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        spec: LaunchSpec,
+        *,
+        run: Runner,
+        tell: Tell,
+        deadline: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._target = target
         self._spec = spec
         self._run = run
         self._tell = tell
         self._deadline = deadline
+        self._clock = clock
         self._longest_s = 0.0
 
     def fp32(self, *, seed: int, what: str, rehearse: Plan | None = None, emulate: str | None = None) -> RunRecord:
@@ -125,8 +136,8 @@ class Runs:
         return self._made(spec, what)
 
     def _made(self, spec: LaunchSpec, what: str) -> RunRecord:
-        start = time.monotonic()
-        if self._deadline is not None and start + self._longest_s > self._deadline:
+        start = self._clock()
+        if self._deadline is not None and start + self._longest_s >= self._deadline:
             raise OutOfTime
         num_steps = spec.stop_after or 0
 
@@ -134,9 +145,9 @@ class Runs:
             self._tell(Progress(what=what, num_done=num_done, num_steps=num_steps))
 
         on_step(0)
-        output = None if spec.scratch is None else str(Path(spec.scratch, "output"))
+        output = str(Path(spec.scratch).with_name("output")) if spec.scratch is not None else None
         record = self._run(self._target, spec, on_step=on_step, output=output)
-        self._longest_s = max(self._longest_s, time.monotonic() - start)
+        self._longest_s = max(self._longest_s, self._clock() - start)
         if record.failure is not None and record.failure.kind == OWN_REFUSAL:
             raise CannotRunError(record.failure.message)
         return record

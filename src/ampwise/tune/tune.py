@@ -26,7 +26,7 @@ from ampwise.runner.summary import NO_STEP_FOUND
 from ampwise.tune.outcome import answer, check_judgeable, notes_on, origin_in, what_failed
 from ampwise.tune.parity import noise_of
 from ampwise.tune.question import Question
-from ampwise.tune.rules import plan_of, with_fp8
+from ampwise.tune.rules import check_fit, plan_of, with_fp8
 from ampwise.tune.search import Found, OutOfTime, search
 from ampwise.tune.trials import Journal, Runs, Tell, Trials, ignore
 from ampwise.tune.units import most_harmful, units_of, why
@@ -51,20 +51,22 @@ class Tuner:
         question: What is looked for.
         state: Where the search keeps what it did, to be resumed from; None keeps nothing.
         resume: Go on with what is there.
-        scratch: Where what the script saves goes; None leaves its files to it.
+        saved: Where what the script saves goes; None leaves its files to it. What it prints goes beside it.
         on_progress: Told of every step.
         run: Makes one run.
         describe: Says where the runs took place.
+        clock: Gives seconds, by which the budget is kept.
     """
 
     target: Target
     question: Question
     state: Path | None = None
     resume: bool = False
-    scratch: str | None = None
+    saved: str | None = None
     on_progress: Tell | None = None
     run: Runner = run_child
     describe: Callable[[Question], Environment] | None = None
+    clock: Callable[[], float] = time.monotonic
     _emulate: str | None = field(default=None, init=False)
     _began: float = field(default=0.0, init=False)
 
@@ -75,9 +77,9 @@ class Tuner:
             UsageError: there is nothing to resume, or it answers another question.
             CannotRunError: the script's loss cannot be judged: there is none, or its noise is too large.
         """
-        self._began = time.monotonic()
+        self._began = self.clock()
         self._emulate = self.question.emulated()
-        changes = ChangeWatch(str(Path.cwd()), scratch=self.scratch) if self.scratch is not None else None
+        changes = ChangeWatch(str(Path.cwd()), scratch=self.saved, own=self.state) if self.saved is not None else None
         journal = Journal(self._state(), self.state)
         num_before = len(journal.state.trials)
         runs = self._runs()
@@ -90,15 +92,17 @@ class Tuner:
         if record.outcome not in {Outcome.OUT_OF_TIME, Outcome.NOTHING_YET}:
             journal.forget()
         notes = (*record.notes, *(changes.notes() if changes is not None else ()))
-        return replace(record, resumed=num_before, notes=notes, seconds=time.monotonic() - self._began)
+        return replace(record, resumed=num_before, notes=notes, seconds=self.clock() - self._began)
 
     def _runs(self) -> Runs:
         question = self.question
         spec = LaunchSpec(
-            stop_after=question.num_steps, device=question.device, malloc=question.malloc, scratch=self.scratch
+            stop_after=question.num_steps, device=question.device, malloc=question.malloc, scratch=self.saved
         )
         deadline = None if question.budget_min is None else self._began + question.budget_min * 60
-        return Runs(self.target, spec, run=self.run, tell=self.on_progress or ignore, deadline=deadline)
+        return Runs(
+            self.target, spec, run=self.run, tell=self.on_progress or ignore, deadline=deadline, clock=self.clock
+        )
 
     def _state(self) -> TuningState:
         question = self.question.in_words(self.target)
@@ -149,6 +153,7 @@ class Tuner:
         return self._record(Outcome.FAULT_IN_FP32, f"{what}{told}{advice}")
 
     def _searched(self, runs: Runs, journal: Journal, ground: _Ground) -> TuningRecord:
+        check_fit(self.question.start(), ground.sensitivity.modules)
         units = units_of(ground.sensitivity)
         trials = Trials(
             runs,

@@ -51,8 +51,9 @@ def _seen(module: ModuleSensitivity, low: str) -> str:
     fault = module.fault
     if fault is not None:
         size = "" if fault.amax is None else f", amax {fault.amax:.2g}"
+        place = "a cast" if fault.op == "aten._to_copy" else fault.name
         where = f" ({fault.file}:{fault.line})" if fault.file is not None else ""
-        return f"{fault.format} overflow in {fault.name}{size} at step {fault.step + 1}{where}"
+        return f"{fault.format} overflow in {place}{size} at step {fault.step + 1}{where}"
     if module.fell_together:
         return f"rows that fp32 tells apart are equal in {low}: relative error {module.relative:.2g}"
     if module.num_other_decisions:

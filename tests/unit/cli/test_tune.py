@@ -1,0 +1,49 @@
+"""What ``ampwise tune`` refuses before the first run."""
+
+import pytest
+
+from ampwise.cli.main import main
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("import torch")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("-o", "nowhere/plan.toml"), "the folder nowhere does not exist"),
+        (("-o", "."), "it is a folder"),
+        (("-o", "train.py"), "names the script train.py"),
+        ((), "Missing option '-o'"),
+        (("-o", "plan.toml", "--target", "fp17"), 'is not a format that can be emulated; did you mean "fp16"?'),
+        (("-o", "plan.toml", "--target", "tf32"), "a plan is looked for in one of fp16, bf16, fp8_e4m3, fp8_e5m2"),
+        (("-o", "plan.toml", "--keep-in", "fp8"), "with fp32 or bf16 beside it"),
+        (("-o", "plan.toml", "--target", "bf16", "--keep-in", "bf16"), "keep modules in fp32"),
+        (("-o", "plan.toml", "--tolerance", "-1"), "--tolerance"),
+        (("-o", "plan.toml", "--steps", "3"), "3 steps are too few"),
+        (("-o", "plan.toml", "--resume"), "there is nothing to resume: plan.toml.state does not exist"),
+        (("-o", "plan.toml", "--plan", "bf16"), 'default = "bf16"'),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_mistakes_are_told_before_the_first_run(arguments, says, capsys):
+    assert main(["tune", *arguments, "train.py"]) == 2
+    said = capsys.readouterr()
+    assert says in said.err
+    assert said.out == ""
+
+
+def test_out_of_time_is_an_answer(folder, capsys):
+    assert main(["tune", "--budget", "0", "-o", "plan.toml", "train.py"]) == 1
+    assert "time was over" in capsys.readouterr().out
+    assert sorted(path.name for path in folder.iterdir()) == ["train.py"]
+
+
+def test_a_pipe_takes_the_plan_and_has_no_state_beside_it(folder, capsys):
+    assert main(["tune", "--budget", "0", "-o", "/dev/null", "train.py"]) == 1
+    assert "--resume" not in capsys.readouterr().err
+    assert sorted(path.name for path in folder.iterdir()) == ["train.py"]

@@ -1,0 +1,298 @@
+"""A whole search over made-up runs: what it finds, what it answers instead, where it stops and goes on."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from ampwise._base.errors import CannotRunError, UsageError
+from ampwise.plan.file import parse_plan
+from ampwise.plan.plan import Plan, Rule
+from ampwise.records.files import from_json, load, to_json
+from ampwise.records.run import OWN_REFUSAL, Failure
+from ampwise.records.tuning import Outcome, TuningRecord, TuningState
+from ampwise.runner.spec import Amp
+from ampwise.tune.tune import Tuner
+from made_up_runs import Script, module, overflow, tuner
+
+
+@pytest.fixture
+def stack():
+    """Eight layers below a model: the third overflows, the sixth is merely bad."""
+    modules = [module(f"layers.{i}", score=i * 1e-9) for i in range(8)]
+    modules[2] = module("layers.2", score=float("inf"), fault=overflow())
+    modules[5] = module("layers.5", score=1e-3)
+    modules.append(module("", calls_modules=True, relative=0.0))
+    harm = {one.module: 1e-4 for one in modules[:-1]} | {"layers.5": 0.5, "layers.2": float("inf")}
+    return Script(harm=harm, modules=modules)
+
+
+def kept(record):
+    return [one.module for one in record.kept]
+
+
+def test_what_overflows_and_what_spoils_the_loss_stays(stack):
+    record = tuner(stack).tune()
+    assert record.outcome is Outcome.FOUND
+    assert kept(record) == ["layers.2", "layers.5"]
+    plan = parse_plan(record.plan)
+    assert [(rule.module, rule.compute) for rule in plan.rules] == [("layers.2", "fp32"), ("layers.5", "fp32")]
+    assert plan.default == "fp16"
+    assert plan.torch is not None
+    assert plan.rules[0].because.startswith("fp16 overflow in mm, amax 8.1e+04 at step 3")
+    assert "with it in fp16 the loss is 3" in plan.rules[1].because
+    assert [one.is_certain for one in record.kept] == [True, False]
+
+
+def test_the_runs_are_three_in_fp32_then_trials_then_another_seed(stack):
+    record = tuner(stack, seed=4).tune()
+    fp32, trials = stack.runs[:3], stack.runs[3:]
+    assert [(spec.precision, spec.amp, spec.repeat) for spec in fp32] == [
+        ("fp32", Amp.OFF, 4),
+        ("fp32", Amp.OFF, 4),
+        ("fp32", Amp.OFF, 5),
+    ]
+    assert [spec.rehearse is not None for spec in fp32] == [True, False, False]
+    assert {spec.emulate for spec in trials} == {"fp16"}
+    assert [spec.repeat for spec in trials] == [4] * (len(trials) - 1) + [5]
+    assert [one.seed for one in record.trials] == [spec.repeat for spec in trials]
+    assert all(spec.rules_stay for spec in trials)
+
+
+def test_the_record_says_what_was_verified(stack):
+    record = tuner(stack).tune()
+    assert record.noise.rerun == 0.0
+    assert record.noise.seeds == pytest.approx(0.004, rel=0.01)
+    assert record.noise.tolerance == pytest.approx(0.01)
+    assert record.noise.num_steps == 8
+    assert record.ranked_steps == (0, 3)
+    assert (record.peak_tensor_bytes, record.peak_tensor_bytes_fp32) == (700, 1000)
+    assert record.ratio_time is None  # emulated
+    assert record.num_modules == 9
+    assert [one.module for one in record.modules[:2]] == ["layers.2", "layers.5"]
+    assert to_json(from_json(to_json(record), TuningRecord)) == to_json(record)
+
+
+def test_nothing_has_to_stay_in_a_healthy_training():
+    script = Script(modules=[module("fc"), module("", relative=0.0)], harm={"fc": 1e-5})
+    record = tuner(script).tune()
+    assert record.outcome is Outcome.FOUND
+    assert record.kept == ()
+    assert parse_plan(record.plan).rules == ()
+    assert "all of the model can be" in record.explanation
+    assert len(record.trials) == 2
+
+
+@pytest.mark.parametrize(
+    "script", [Script(nan_in_fp32=True), Script(fails_in_fp32=Failure(kind="E", message="a\nboom"))]
+)
+def test_a_fault_in_fp32_cannot_be_fixed_by_precision(script):
+    record = tuner(script).tune()
+    assert record.outcome is Outcome.FAULT_IN_FP32
+    assert "precision cannot fix this" in record.explanation
+    assert "ampwise doctor train.py" in record.explanation
+    assert record.plan is None
+    assert len(script.runs) == 1
+    assert ("boom" in record.explanation) == (script.fails_in_fp32 is not None)
+
+
+def test_a_fault_outside_of_all_modules_is_told(stack):
+    stack.outside = 0.5
+    record = tuner(stack).tune()
+    assert record.outcome is Outcome.OUTSIDE
+    assert record.plan is None
+    assert "outside of its modules" in record.explanation
+    assert "39 % above fp32's" in record.explanation
+
+
+def test_a_tolerance_that_no_plan_meets_names_what_limits():
+    script = Script(modules=[module("a", score=9.0), module("b", score=1.0)], harm={"a": 0.5, "b": 0.03})
+    record = tuner(script, tolerance=1e-3).tune()
+    assert record.outcome is Outcome.ONLY_FP32
+    assert record.plan is None
+    assert "with b in fp16 the loss is 2.3 % above fp32's, 23" in record.explanation
+
+
+def test_losses_that_do_not_repeat_are_refused_with_their_noise(stack):
+    stack.rerun_noise = 0.1
+    with pytest.raises(
+        CannotRunError, match=r"same seeds differ by 0\.1 .*\(7\.\d+%\).*tolerance, 0\.0012.*\(0\.10%\)"
+    ):
+        tuner(stack, tolerance=1e-3).tune()
+
+
+def test_losses_that_hardly_differ_are_told(stack):
+    stack.rerun_noise = 0.001
+    record = tuner(stack).tune()
+    assert record.outcome is Outcome.FOUND
+    assert any("same seeds differ by 0.08%" in note for note in record.notes)
+
+
+def test_a_script_without_a_loss_is_refused(stack):
+    stack.no_loss = True
+    with pytest.raises(CannotRunError, match="16 steps were seen and no loss"):
+        tuner(stack).tune()
+
+
+def test_too_few_losses_are_refused(stack):
+    stack.num_losses = 5
+    with pytest.raises(CannotRunError, match=r"5 losses were seen in fp32, .* at least 8"):
+        tuner(stack).tune()
+
+
+def test_half_precision_parameters_are_refused(stack):
+    stack.left_alone = "fp16 parameters at train.py:3"
+    with pytest.raises(CannotRunError, match="leave them in fp32 and let the plan cast"):
+        tuner(stack).tune()
+
+
+def test_the_scripts_own_autocast_is_told(stack):
+    stack.left_alone = "autocast at train.py:3"
+    record = tuner(stack).tune()
+    assert any("ampwise.apply_plan" in note for note in record.notes)
+
+
+def test_a_script_without_modules_is_refused(stack):
+    stack.modules = []
+    with pytest.raises(CannotRunError, match=r"no torch\.nn\.Module"):
+        tuner(stack).tune()
+
+
+def test_what_a_run_refuses_is_raised(stack):
+    stack.fails_in_fp32 = Failure(kind=OWN_REFUSAL, message="no such device")
+    with pytest.raises(CannotRunError, match="no such device"):
+        tuner(stack).tune()
+
+
+def test_a_plan_that_another_seed_refutes_is_given_up(stack):
+    stack.unlucky = {1: 0.4}
+    record = tuner(stack).tune()
+    refuted = [one for one in record.trials if one.seed == 1 and not one.passes]
+    assert refuted
+    assert record.outcome is Outcome.ONLY_FP32
+
+
+def test_the_plan_to_begin_with_stands_in_front(stack):
+    base = Plan(default="fp16", rules=(Rule(op="softmax", compute="fp16"),))
+    record = tuner(stack, base=base).tune()
+    rules = parse_plan(record.plan).rules
+    assert rules[0].op == "softmax"
+    assert [rule.module for rule in rules[1:]] == ["layers.2", "layers.5"]
+
+
+def test_a_plan_that_names_modules_the_model_lacks_is_refused(stack):
+    base = Plan(default="fp16", rules=(Rule(module="layer.1", compute="fp32"),))
+    with pytest.raises(UsageError, match=r'"layer\.1" matches no module; did you mean "layers'):
+        tuner(stack, base=base).tune()
+    assert len(stack.runs) == 3
+
+
+def test_a_presets_rules_for_other_models_pass(stack):
+    base = Plan(default="fp16", rules=(Rule(module="*rotary*", compute="fp32"),))
+    assert tuner(stack, base=base).tune().outcome is Outcome.FOUND
+
+
+def test_fp8_is_told_by_rules_on_linear_layers(stack):
+    record = tuner(stack, low="fp8_e4m3").tune()
+    plan = parse_plan(record.plan)
+    assert plan.default == "bf16"
+    assert (plan.rules[0].op, plan.rules[0].compute, plan.rules[0].grad) == ("linear", "fp8_e4m3", "fp8_e5m2")
+    assert [rule.module for rule in plan.rules[1:]] == ["layers.2", "layers.5"]
+    assert {spec.emulate for spec in stack.runs[3:]} == {"fp8_e4m3"}
+
+
+@pytest.mark.parametrize("minutes", [0.0, 0.4, 0.6, 0.8, 1.0, 1.2, 1.5])
+def test_at_the_end_of_its_time_the_best_plan_so_far_is_given(stack, minutes, tmp_path):
+    state = tmp_path / "plan.toml.state"
+    record = tuner(stack, budget_min=minutes, state=state).tune()
+    assert stack.now <= minutes * 60
+    if record.outcome is Outcome.FOUND:
+        assert not state.exists()
+        return
+    assert record.outcome in {Outcome.NOTHING_YET, Outcome.OUT_OF_TIME}
+    assert (record.plan is not None) == (record.outcome is Outcome.OUT_OF_TIME)
+    assert state.exists() == bool(stack.runs)
+    if record.plan is not None:
+        assert any(trial.passes and set(trial.kept) == set(kept(record)) for trial in record.trials)
+
+
+def test_resumed_it_makes_no_run_again_and_comes_to_the_same(stack, tmp_path):
+    state, fresh = tmp_path / "state", replace(stack, runs=[], now=0.0)
+    straight = tuner(fresh).tune()
+    for minutes in (0.3, 0.4, 0.5):
+        stack.now = 0.0
+        record = tuner(stack, budget_min=minutes, state=state, resume=state.exists()).tune()
+        assert record.outcome in {Outcome.NOTHING_YET, Outcome.OUT_OF_TIME}
+    record = tuner(stack, state=state, resume=True).tune()
+    assert (record.plan, record.trials) == (straight.plan, straight.trials)
+    assert len(stack.runs) == len(fresh.runs)
+    assert record.resumed > 0
+    assert not state.exists()
+
+
+def test_every_run_is_in_the_state_as_soon_as_it_ended(stack, tmp_path):
+    state = tmp_path / "state"
+    seen = []
+
+    def run(target, spec, *, on_step, output):
+        before = load(state, TuningState) if state.exists() else None
+        seen.append(0 if before is None else len(before.fp32) + len(before.trials))
+        if len(seen) == 6:
+            raise KeyboardInterrupt
+        return stack(target, spec, on_step=on_step, output=output)
+
+    with pytest.raises(KeyboardInterrupt):
+        replace_run(tuner(stack, state=state), run).tune()
+    assert seen == [0, 1, 2, 3, 4, 5]
+
+
+def replace_run(tuner, run):
+    return Tuner(
+        target=tuner.target,
+        question=tuner.question,
+        state=tuner.state,
+        run=run,
+        describe=tuner.describe,
+        clock=tuner.clock,
+    )
+
+
+def test_another_question_does_not_go_on(stack, tmp_path):
+    state = tmp_path / "state"
+    tuner(stack, state=state, budget_min=0.7).tune()
+    with pytest.raises(UsageError, match="begun with another tolerance"):
+        tuner(stack, state=state, resume=True, tolerance=0.5).tune()
+    with pytest.raises(UsageError, match="begun with another seed"):
+        tuner(stack, state=state, resume=True, seed=3).tune()
+
+
+def test_there_must_be_something_to_resume(stack, tmp_path):
+    with pytest.raises(UsageError, match="nothing to resume"):
+        tuner(stack, state=tmp_path / "state", resume=True).tune()
+
+
+@pytest.mark.parametrize(
+    ("question", "says"),
+    [
+        ({"low": "fp32"}, "looked for in one of fp16"),
+        ({"low": "bf16", "high": "bf16"}, "keep modules in fp32"),
+        ({"low": "fp8_e4m3", "high": "bf16"}, "keep modules in fp32"),
+        ({"num_steps": 7}, "7 steps are too few"),
+        ({"tolerance": -0.1}, "share of the loss"),
+        ({"tolerance": math.nan}, "share of the loss"),
+        ({"base": Plan(default="bf16")}, 'default = "bf16".*default is fp16'),
+        ({"base": Plan(default="fp16", parameters="bf16")}, "keeps parameters in bf16"),
+        (
+            {"low": "fp8_e4m3", "base": Plan(default="bf16", rules=(Rule(op="linear", compute="fp8_e4m3"),))},
+            r"rules\[0\]",
+        ),
+    ],
+)
+def test_a_question_without_sense_is_refused(stack, question, says):
+    with pytest.raises(UsageError, match=says):
+        tuner(stack, **question)
+
+
+def test_where_all_that_computes_overflows_only_fp32_is_left():
+    script = Script(modules=[module("fc", fault=overflow())], harm={"fc": 1e-5})
+    assert tuner(script).tune().outcome is Outcome.ONLY_FP32
