@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ from ampwise.runtime.scaler_options import ScalerOptions, checked_scale
 from ampwise.runtime.suspects import Suspects, warn
 
 __all__ = ["GradScaler", "LossScaleWarning"]
-_OF_A_LOOP = ("last_step", "_guard", "_ring", "_watch", "_suspects", "_grad_norm", "_made_with", "_named_found")
+_OF_A_LOOP = "last_step _guard _ring _watch _suspects _grad_norm _made_with _named_found _counted _unscaled".split()
 
 
 # It derives from torch's class, and overrides some of its methods, against this project's habit of composing:
@@ -168,6 +169,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def measure(self, *optimizers: Optimizer) -> None:
         """Take in how large the optimizers' gradients are, before somebody else than this scaler unscales them."""
+        self._unscaled.update((id(one), one) for one in optimizers)
         if self._enabled and self._scale is not None:
             samples = not self._ring.is_paused and self._ring.num_steps % SAMPLE_INTERVAL == 0
             for optimizer in optimizers:
@@ -340,6 +342,9 @@ class GradScaler(torch.amp.GradScaler):
         self._watch = GradientWatch(wants_amax=self._headroom is not None)
         self._suspects = Suspects(min_scale=self._min_scale, max_scale=self._max_scale, warns=self._warns)
         self._grad_norm: Tensor | None = None
+        self._unscaled: WeakValueDictionary[int, Optimizer] = (
+            WeakValueDictionary()
+        )  # by the ids that torch's states have
         self._forget_iteration()
 
     def _forget_iteration(self) -> None:
@@ -347,7 +352,7 @@ class GradScaler(torch.amp.GradScaler):
         self._made_with: Tensor | None = None
         self._named_found: Tensor | None = None
         self._moves = False
-        self._counted: set[int] = set()
+        self._counted: WeakSet[Optimizer] = WeakSet()
         self._watch.forget()
 
     # ------------------------------------------------------------------ unscaling
@@ -385,7 +390,7 @@ class GradScaler(torch.amp.GradScaler):
         That differs from the current scale for the second optimizer of a step when ``update`` was called after the
         first: torch unscales such gradients with the wrong factor.
         """
-        if not self._enabled or self._made_with is None or id(optimizer) in self._counted:
+        if not self._enabled or self._made_with is None or optimizer in self._counted:
             yield
             return
         current, self._scale = self._scale, self._made_with
@@ -445,15 +450,16 @@ class GradScaler(torch.amp.GradScaler):
             raise AssertionError("No inf checks were recorded prior to update.")
         found = sum_all_found(states.values(), scale)
         before = scale.clone()
-        if self._counted.isdisjoint(states) and self._counted:
+        stepped = {one for key in states if (one := self._unscaled.get(key)) is not None}
+        if self._counted and self._counted.isdisjoint(stepped):
             made_with = before if self._made_with is None else self._made_with
             back_off_once_(self._memory.with_scale(scale, growth_tracker), self._own(found), made_with, self._rules())
             self._ring.amend(found)
-            self._counted |= set(states)
+            self._counted |= stepped
             self._made_with = made_with
         else:
             self._count_step(scale, growth_tracker, found, before)
-            self._counted = set(states)
+            self._counted = WeakSet(stepped)
             self._made_with = before
         self._lower_bound = max(self._lower_bound * self._backoff_factor, self._min_scale)
         if host.reads_freely(scale):

@@ -101,3 +101,17 @@ def test_an_accelerators_kernel_is_never_given_the_bf16_gradients_it_refuses(dty
         unscale_and_check_(grads, torch.ones((), device="meta"), found, may_overflow=False)
     assert ("_amp_foreach_non_finite_check_and_unscale_" in calls.names) == is_taken
     assert is_taken or {"_foreach_mul_", "isfinite"} & calls.names
+
+
+@pytest.mark.parametrize("scaler_class", [torch.amp.GradScaler, GradScaler])
+def test_an_optimizer_made_anew_in_every_step_is_no_second_one_of_the_step_before(scaler_class):
+    scaler = scaler_class("cpu", init_scale=8.0, growth_interval=3)
+    weight = torch.nn.Parameter(torch.ones(1))
+    scales = []
+    for _ in range(6):
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    assert scales == [8.0, 8.0, 16.0, 16.0, 16.0, 32.0]
