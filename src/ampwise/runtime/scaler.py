@@ -40,7 +40,8 @@ from ampwise.runtime.scaler_options import ScalerOptions, checked_scale
 from ampwise.runtime.suspects import Suspects, warn
 
 __all__ = ["GradScaler", "LossScaleWarning"]
-_OF_A_LOOP = "last_step _guard _ring _watch _suspects _grad_norm _made_with _named_found _counted _unscaled".split()
+_OF_A_LOOP = ("last_step", "_guard", "_ring", "_watch", "_suspects", "_grad_norm", "_unscaled")
+_OF_A_STEP = ("_made_with", "_named_found", "_counted")
 
 
 # It derives from torch's class, and overrides some of its methods, against this project's habit of composing:
@@ -326,7 +327,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        for name in (*_OF_A_LOOP, "accord"):
+        for name in (*_OF_A_LOOP, *_OF_A_STEP, "accord"):
             del state[name]
         return {**state, "_named": self._named.copy()}
 
