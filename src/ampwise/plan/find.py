@@ -1,8 +1,9 @@
 """Finds the plan that a word means: a file, a preset, a short form or a format."""
 
+import os
 from pathlib import Path
 
-from ampwise._base.errors import PlanError
+from ampwise._base.errors import PlanError, UsageError
 from ampwise._base.suggest import closest
 from ampwise._base.text import inert_line
 from ampwise.formats.table import find_format
@@ -12,14 +13,22 @@ from ampwise.plan.presets import presets
 from ampwise.plan.shorthand import is_shorthand, parse_shorthand
 
 
-def find_plan(word: str) -> Plan:
+def find_plan(word: str | os.PathLike[str]) -> Plan:
     """The plan users mean by ``word``: ``plan.toml``, ``fp16-safe``, ``p=fp32,c=bf16``, ``bfloat16``.
 
-    A preset's name means the preset even where a file has that name: ``./fp16-safe`` means the file.
+    A preset's name means the preset even where a file has that name: ``./fp16-safe`` means the file, and so does a
+    ``Path``.
 
     Raises:
+        UsageError: ``word`` is neither text nor a path.
         PlanError: it is none of these, or the plan it names has mistakes.
     """
+    if isinstance(word, os.PathLike):
+        return load_plan(word)
+    if not isinstance(word, str):  # pyright: ignore[reportUnnecessaryIsInstance] # of a caller without types
+        raise UsageError(
+            f"a plan was given as {type(word).__name__}; give an ampwise.Plan, a plan file, a preset or a short form"
+        )
     if word in preset_rows():
         return presets()[word].plan
     if word and _looks_like_a_file(word):

@@ -1,5 +1,6 @@
 """Puts a plan into effect on a model, and takes it back."""
 
+import os
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,7 +29,9 @@ from ampwise.runtime.small_updates import keep_all
 _MISSING = object()
 
 
-def apply_plan(model: nn.Module, plan: Plan | str, *, optimizers: Optimizer | Sequence[Optimizer] = ()) -> Undo:
+def apply_plan(
+    model: nn.Module, plan: Plan | str | os.PathLike[str], *, optimizers: Optimizer | Sequence[Optimizer] = ()
+) -> Undo:
     """Let ``model`` compute as ``plan`` says, whoever calls it, until the returned undo is called.
 
     The model's forward then needs no autocast around it, and the loss as little as it does in fp32: what the model
@@ -49,7 +52,7 @@ def apply_plan(model: nn.Module, plan: Plan | str, *, optimizers: Optimizer | Se
         What takes the plan back. It may be called more than once, and leaves what others put over it meanwhile.
 
     Raises:
-        UsageError: ``model`` is no module.
+        UsageError: ``model`` is no module, or ``plan`` no plan nor what names one.
         PlanError: there is no such plan, it has mistakes, or two paths of a shared module are under different rules.
         CannotRunError: the model has a plan already, or torch cannot do what the plan asks for at some place.
             The model is left as it was.
@@ -82,7 +85,7 @@ def apply_plan(model: nn.Module, plan: Plan | str, *, optimizers: Optimizer | Se
 
 
 @contextmanager
-def plan_in_effect(model: nn.Module, plan: Plan | str) -> Generator[None]:
+def plan_in_effect(model: nn.Module, plan: Plan | str | os.PathLike[str]) -> Generator[None]:
     """``apply_plan`` for a block of code, such as an evaluation in another precision.
 
     Enter it around a loop, not in it: each time, compiled code is checked anew and may be compiled again.
