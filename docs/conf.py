@@ -12,13 +12,15 @@ project = "ampwise"
 author = "the ampwise developers"
 release = __version__
 extensions = ["myst_parser"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "readme"]
 html_theme = "alabaster"
 myst_heading_anchors = 3
 
 
 def setup(app: Sphinx) -> None:
-    """The pages of rules are written from the rules before any page is read."""
+    """The pages of rules, and the READMEs, are written from what they share before any page is read."""
+    from readme_pages import write_readmes
     from rule_pages import write_rule_pages
 
     app.connect("builder-inited", lambda _: write_rule_pages(HERE / "rules"))
+    app.connect("builder-inited", lambda _: write_readmes(HERE.parent))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GENERATED = {"rules/doctor.md", "rules/lint.md"}
 """Pages that the build of the documentation writes."""
@@ -76,3 +76,11 @@ def test_a_command_of_the_pages_is_one(words):
 def test_the_links_of_a_page_lead_to_files(page):
     for target in LINK.findall(page.read_text()):
         assert target in GENERATED or (page.parent / target).exists(), target
+
+
+def test_the_readmes_are_those_of_their_source(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from readme_pages import readmes
+
+    for name, text in readmes().items():
+        assert (ROOT / name).read_text(encoding="utf-8") == text, "written by ./dev docs; change docs/readme"
