@@ -49,8 +49,8 @@ class History:
     def plot(self, *, width: int = 72, height: int = 8) -> str:
         """The scale over the steps as text: a dot for each step, an x for one that was skipped.
 
-        The vertical axis is logarithmic. Where a column stands for several steps it shows the last of them, and x if
-        any was skipped.
+        The vertical axis is logarithmic. A column that stands for several steps shows every scale they had, and an x
+        where any of them was skipped.
 
         Raises:
             UsageError: there is no room for a plot.
@@ -59,13 +59,13 @@ class History:
             raise UsageError(f"plot(width={width}, height={height}): give at least 1 of each")
         if not self.rows:
             return "no steps yet"
-        columns = _columns(self.rows, width)
-        exponents = [math.log2(column[-1].scale) for column in columns]
-        low, high = min(exponents), max(exponents)
-        step = 1.0 if high - low < height else (high - low) / max(height - 1, 1)
-        levels = [round((exponent - low) / step) for exponent in exponents]
-        marks = ["x" if any(row.skipped for row in column) else "." for column in columns]
-        lines = [_line(level, low + level * step, levels, marks) for level in range(max(levels), -1, -1)]
+        exponents = [math.log2(row.scale) for row in self.rows]
+        low = round(min(exponents))
+        span = max(exponents) - low
+        step = max(1, math.ceil(span / (height - 1))) if height > 1 else 2 * math.ceil(span) + 1
+        columns = [_marks(column, low, step) for column in _columns(self.rows, width)]
+        top = max(max(column) for column in columns)
+        lines = [_line(level, low + level * step, columns) for level in range(top, -1, -1)]
         first, last = self.rows[0].step, self.rows[-1].step
         return "\n".join([*lines, f"          steps {first} to {last}, {self.num_skipped} skipped (x)"])
 
@@ -87,6 +87,13 @@ def _columns(rows: Sequence[HistoryRow], width: int) -> list[Sequence[HistoryRow
     return [rows[index * len(rows) // count : (index + 1) * len(rows) // count] for index in range(count)]
 
 
-def _line(level: int, exponent: float, levels: Sequence[int], marks: Sequence[str]) -> str:
-    shown = "".join(mark if one == level else " " for one, mark in zip(levels, marks, strict=True))
-    return f"{f'2^{exponent:.4g}':>9} {shown}".rstrip()
+def _marks(column: Sequence[HistoryRow], low: int, step: int) -> dict[int, str]:
+    """What to draw at which level."""
+    levels = [(round((math.log2(row.scale) - low) / step), row.skipped) for row in column]
+    skipped = {level for level, was_skipped in levels if was_skipped}
+    return {level: "x" if level in skipped else "." for level, _ in levels}
+
+
+def _line(level: int, exponent: int, columns: Sequence[dict[int, str]]) -> str:
+    shown = "".join(column.get(level, " ") for column in columns)
+    return f"{f'2^{exponent}':>9} {shown}".rstrip()

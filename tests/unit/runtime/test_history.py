@@ -139,6 +139,15 @@ def test_a_long_history_fits_and_hides_no_skip():
     assert len(plot.splitlines()[0].removeprefix("      2^1 ")) == 20
 
 
+def test_the_way_down_in_the_first_steps_of_a_long_history_is_seen():
+    plot = rows(64.0, 32.0, 16.0, *[8.0] * 100, skipped={0, 1, 2}).plot(width=10, height=8)
+    assert plot.splitlines()[:4] == ["      2^6 x", "      2^5 x", "      2^4 x", "      2^3 .........."]
+
+
+def test_a_scale_that_is_no_power_of_two_stands_at_the_nearest():
+    assert rows(1000.0, 3000.0).plot().splitlines()[:3] == ["     2^12  .", "     2^11", "     2^10 ."]
+
+
 @pytest.mark.parametrize("size", [{"width": 0}, {"height": 0}])
 def test_no_room_is_refused(size):
     with pytest.raises(UsageError, match="at least 1"):
