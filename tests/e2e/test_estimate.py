@@ -214,9 +214,10 @@ def test_wrong_usage_is_said_in_a_line(arguments, tmp_path):
 BAD = {
     "on the CPU": ("net = torch.nn.Linear(3, 3)\nnet(torch.ones(3)).sum().backward()", "train.py:3", "on the CPU"),
     "never trains": ("torch.nn.Linear(3, 3).cuda()", "no training step found", ""),
-    "a library": ("import flash_attn_that_is_not_here", "ModuleNotFoundError", "train.py:2"),
+    "a library": ("import flash_attn_that_is_not_here", "ModuleNotFoundError", "train.py:2", "install it here"),
     "waits": ("while torch.ones(3).cuda().sum().item() < 1:\n    pass", "train.py:", "--time-limit"),
-    "a file": ("open('data.bin')", "data.bin", "train.py:2"),
+    "a file": ("open('data.bin')", "data.bin", "train.py:2", "of the same shape"),
+    "an argument": ("import argparse\nargparse.ArgumentParser().parse_args(['--x'])", "unrecognized", "train.py:3"),
     "too much": ("torch.zeros(10**14, dtype=torch.long)", "RuntimeError", "train.py:2"),
 }
 

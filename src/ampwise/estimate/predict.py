@@ -3,11 +3,13 @@
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 from ampwise._base.errors import CannotRunError, RecordError
 from ampwise.estimate.order import GPUS_PER_NODE, OWN, GpuSpec, Order
@@ -20,6 +22,15 @@ from ampwise.runner.process import last_lines, running
 from ampwise.runner.script import Target
 from ampwise.runner.summary import NO_STEP_FOUND
 
+_ADVICE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "ModuleNotFoundError": "; install it here too, or let the script go without it",
+        "ImportError": "; install it here too, or let the script go without it",
+        "FileNotFoundError": "; what a step reads must be here: start where it lies, or put a little of the same shape "
+        "there",
+    }
+)
+"""What to do, by how a reason begins."""
 Predict = Callable[[Target, Wanted], Estimate]
 """What a step of the script takes, in a precision or by a plan.
 
@@ -164,7 +175,10 @@ def _why(order: Order, status: int, *, said: str) -> str:
     if Path(order.reason).exists():
         reason = Path(order.reason).read_text(encoding="utf-8")
         last = said.splitlines()[-1:] if reason.startswith("SystemExit") else []  # argparse says there what is wrong
-        return reason if status else ": ".join(["the script ended before its first training step", reason, *last])
+        if status:
+            return reason
+        advice = next((text for kind, text in _ADVICE.items() if reason.startswith(kind)), "")
+        return ": ".join(["the script ended before its first training step", reason, *last]) + advice
     if status == 0:
         return NO_STEP_FOUND
     reason = said.splitlines()[-1] if said else f"its process ended with status {status}"
