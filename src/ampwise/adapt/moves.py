@@ -32,13 +32,18 @@ class Moves:
     def cause(self, place: int, step: int, state: SchedulerState) -> str:
         """Why the group is where it is."""
         if place not in self.raised:
-            return state.groups[place].cause or "the schedule's end"
+            return state.groups[place].cause or self._end(place)
         scheduled = self._scheduled(place, step)
         if scheduled is not None:
             return scheduled
         if place in state.raised:
             return state.groups[place].cause
         return f"with the others: at most {self.combinations.limit} combinations are used"
+
+    def _end(self, place: int) -> str:
+        """Why a group is down that no trigger ever moved."""
+        is_scheduled = any(one.groups is None or self.names[place] in one.groups for one in self.schedules)
+        return "the schedule's end" if is_scheduled else "the others that it went with are down"
 
     def _scheduled(self, place: int, step: int) -> str | None:
         causes = (one.cause(step, self.names[place]) for one in self.schedules)

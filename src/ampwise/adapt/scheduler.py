@@ -32,6 +32,7 @@ from ampwise.runtime.scaler import GradScaler
 
 EVERY: Final = 10
 """Steps from one reading to the next, where a reading waits for the device."""
+MAX_COMBINATIONS: Final = 8
 DEFAULT_TRIGGERS: Final = ("nonfinite", "loss-spike")
 _LOG = logging.getLogger("ampwise")
 
@@ -70,8 +71,9 @@ class PrecisionScheduler:
         cool_down: so many steps after a group moved, only lost numbers (infinities, NaN) move it.
         hysteresis: a trigger is calm below this share of what it fires at.
         max_switches: each group moves so often at most, and is up at the end of them.
-        max_combinations: how many combinations of groups are ever used, each a graph of a compiled model; groups go up
-            with others where there would be more.
+        max_combinations: how many combinations of groups are ever used, each a graph of a model that is compiled whole;
+            groups go up with others where there would be more. By default one more than there are groups, 8 at most:
+            as many graphs of one function as torch.compile makes.
         every: steps from one reading to the next. By default 1 on a CPU, and 10 where a reading waits for a device.
 
     Attributes:
@@ -93,18 +95,17 @@ class PrecisionScheduler:
         triggers: Sequence[Trigger | Schedule | str] = DEFAULT_TRIGGERS,
         groups: Groups | None = None,
         safer: str = "fp32",
-        quiet: int = 50,
+        quiet: int = 25,
         cool_down: int = 10,
         hysteresis: float = 0.5,
         max_switches: int = 20,
-        max_combinations: int = 4,
+        max_combinations: int | None = None,
         every: int | None = None,
     ) -> None:
         policy = Policy(quiet=quiet, cool_down=cool_down, hysteresis=hysteresis, max_switches=max_switches)
-        for name, value in (("max_combinations", max_combinations - 1), ("every", 1 if every is None else every)):
-            if value < 1:
-                least = 2 if name == "max_combinations" else 1
-                raise UsageError(f"PrecisionScheduler: {name} must be at least {least}")
+        for name, value, least in (("max_combinations", max_combinations, 2), ("every", every, 1)):
+            if value is not None and value < least:
+                raise UsageError(f"PrecisionScheduler: {name} is {value}; it must be at least {least}")
         chosen = _chosen(triggers)
         moving = tuple(one for one in chosen if not isinstance(one, Schedule))
         setup = prepared(model, plan, groups=groups, safer=safer)
@@ -116,7 +117,8 @@ class PrecisionScheduler:
         self._scale_before: Tensor | None = None
         num_groups = len(setup.groups)
         self._state = SchedulerState(policy=policy, triggers=moving, groups=(GroupState(),) * num_groups)
-        combinations = Combinations(num_groups=num_groups, limit=min(max_combinations, num_groups + 1))
+        limit = min(max_combinations or MAX_COMBINATIONS, num_groups + 1)
+        combinations = Combinations(num_groups=num_groups, limit=limit)
         self._moves = Moves(
             names=tuple(one.name for one in setup.groups), schedules=schedules, combinations=combinations
         )

@@ -22,7 +22,7 @@ class Policy:
         max_switches: a group moves so often at most; its last move is up.
     """
 
-    quiet: int = 50
+    quiet: int = 25
     cool_down: int = 10
     hysteresis: float = 0.5
     max_switches: int = 20

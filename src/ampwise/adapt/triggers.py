@@ -11,7 +11,6 @@ from typing import Self
 from ampwise.adapt.reading import CALM, Reading, Verdict
 from ampwise.adapt.usual import Usual, with_latest
 from ampwise.formats.table import get_format
-from ampwise.records.run import NUM_SKIPS
 from ampwise.runtime.scale_numbers import refuse
 
 _ALMOST = 0.99
@@ -212,16 +211,16 @@ class NonFinite:
     """Fires when numbers are lost, for the group that lost them where that can be told.
 
     A loss or results that are not finite move it at once, and so do gradients without a loss scale. Gradients under a
-    loss scale do after ``in_a_row`` steps: fewer are the scale coming down. Of the groups, the first whose results
-    are not finite is to blame, else the last whose gradients are not; all are, if that one was raised already. A group
-    that is up stays so while its results are larger than its low format holds.
+    loss scale do after ``in_a_row`` steps: fewer are the scale coming down, as it does at the start from 2^16. Of the
+    groups, the first whose results are not finite is to blame, else the last whose gradients are not; all are, if that
+    one was raised already. A group that is up stays so while its results are larger than its low format holds.
 
     Args:
         in_a_row: how many steps in a row have to lose their gradients under a loss scale.
         num_in_a_row: how many did by now.
     """
 
-    in_a_row: int = NUM_SKIPS
+    in_a_row: int = 8
     num_in_a_row: int = 0
 
     def __post_init__(self) -> None:

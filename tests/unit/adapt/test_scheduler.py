@@ -296,8 +296,8 @@ NO_W0 = Plan(default="fp16", rules=(Rule(module="*.w0", compute="fp32"), Rule(mo
         ),
         ({"safer": "fp23"}, UsageError, '"fp23" is not a format to move to; did you mean'),
         ({"quiet": 0}, UsageError, "PrecisionScheduler: quiet is 0; it must be at least 1"),
-        ({"max_combinations": 1}, UsageError, "max_combinations must be at least 2"),
-        ({"every": 0}, UsageError, "every must be at least 1"),
+        ({"max_combinations": 1}, UsageError, "max_combinations is 1; it must be at least 2"),
+        ({"every": 0}, UsageError, "every is 0; it must be at least 1"),
         (
             {"triggers": [Schedule(steps=[(0, 1)], groups=["blok.0"])]},
             UsageError,
