@@ -57,6 +57,7 @@ class Watch:
         self._has_optimizer = optimizer is not None
         self._bus = bus
         self._undo = ExitStack()
+        self._looking = ExitStack()
         self._steps: StepWatcher | None = None
         self._switches = SwitchWatch(bus)
         self._instruments: dict[str, Instrument] = {}
@@ -78,7 +79,8 @@ class Watch:
                 self._modules.names.add_root(model, name=name or None)
             self._steps = undo.enter_context(StepWatcher(self._bus))
             undo.enter_context(self._switches)
-            self._instruments = enter_instruments(self._bus, self._spec, undo, modules=self._modules)
+            undo.callback(self._looking.close)
+            self._instruments = enter_instruments(self._bus, self._spec, self._looking, modules=self._modules)
             self._undo = undo.pop_all()
         return self
 
@@ -88,6 +90,10 @@ class Watch:
             self._end = RunEnd.KILLED if isinstance(error, KeyboardInterrupt) else end_of(error)
             self._failure = describe(error)
             self._crash = read_crash(error, names=self._modules.names)
+
+    def rest(self) -> None:
+        """End the instruments, which slow a loop; steps, losses and loss scales go on being recorded."""
+        self._looking.close()
 
     @property
     def recording(self) -> Recording:

@@ -1,12 +1,13 @@
-"""Lightning's Trainer and Fabric in ampwise's precisions: plugins that choose, scale, protect and explain."""
+"""Lightning's loops with ampwise: precision plugins that choose, scale and protect, and a callback that explains."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import Precision as FabricPrecision
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import Precision
 from torch import Tensor
 from torch.nn import Module
@@ -15,6 +16,8 @@ from torch.optim import LBFGS, Optimizer
 from ampwise._base.errors import UsageError
 from ampwise.compat.lightning import between_closure_and_step
 from ampwise.compat.tree import map_tensors
+from ampwise.examine.watch import ALL
+from ampwise.integrations.telemetry import Telemetry
 from ampwise.integrations.training_loop import LoopPrecision
 from ampwise.plan.plan import Plan
 from ampwise.runtime.loss_scale import LossScale
@@ -103,6 +106,63 @@ class AmpwisePrecision(Precision):
     def teardown(self) -> None:
         """Take the plan back off the model."""
         self.loop.close()
+
+
+class AmpwiseCallback(Callback):
+    """Tells what ``ampwise doctor`` would tell of a training: ``Trainer(callbacks=[AmpwiseCallback()])``.
+
+    The trainer's loggers get ``ampwise/loss_scale``, ``ampwise/skipped_steps``, ``ampwise/gradient_norm`` and
+    ``ampwise/underflow_share`` (see ``Telemetry.scalars``) each ``log_every_n_steps``. When the training ends, by
+    itself, by an exception or by Ctrl-C, the findings are shown and the recording is saved.
+
+    Args:
+        instruments: those of ``ampwise.watch``, for the first steps only, which they slow; ``()`` for none.
+        steps: how many steps they watch; None: all.
+        every: the gradients of one step in so many are measured.
+        save: the file that the recording goes to, which ``ampwise report`` shows.
+
+    Attributes:
+        telemetry: after a training, ``telemetry.diagnosis`` holds the findings.
+
+    Raises:
+        UsageError: there is no such instrument, a number is less than 1, or the file's folder is not there.
+    """
+
+    def __init__(
+        self,
+        *,
+        instruments: Iterable[str] = ALL,
+        steps: int | None = 20,
+        every: int = 10,
+        save: str | Path | None = None,
+    ) -> None:
+        self.telemetry = Telemetry(instruments=instruments, steps=steps, every=every, save=save)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to watch; the sanity check has passed by now."""
+        self.telemetry.start(pl_module, trainer.optimizers[0] if trainer.optimizers else None)
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,  # noqa: ARG002 - Lightning's signature
+        batch: Any,  # noqa: ARG002 - Lightning's signature
+        batch_idx: int,  # noqa: ARG002 - Lightning's signature
+    ) -> None:
+        """Hand the figures to the trainer's logger when it is going to write; nothing waits for the device."""
+        interval: int = getattr(trainer, "log_every_n_steps", 0)
+        if interval and trainer.global_step % interval == 0:
+            figures = {f"ampwise/{name}": value for name, value in self.telemetry.figures.items()}
+            pl_module.log_dict(figures, on_step=True, on_epoch=False)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's signature
+        """Show the findings, save the recording."""
+        self.telemetry.finish(tells=trainer.is_global_zero)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002 - Lightning's signature
+        """The same, and what ended the training."""
+        self.telemetry.finish(exception, tells=trainer.is_global_zero)
 
 
 class AmpwiseFabricPrecision(FabricPrecision):
