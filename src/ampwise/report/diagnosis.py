@@ -16,7 +16,7 @@ from ampwise.records.diagnosis import Diagnosis
 from ampwise.records.files import to_plain
 from ampwise.records.finding import Finding, Severity
 from ampwise.records.recording import Recording
-from ampwise.records.run import RunEnd, RunRecord
+from ampwise.records.run import Role, RunEnd, RunRecord
 from ampwise.report.places import site_words
 from ampwise.report.words import ending
 
@@ -26,6 +26,15 @@ _MAX_ALL_WHOLE: Final = 5
 """Findings up to which each is shown in full; of more, the first of them are, and the next have a line each."""
 _NUM_WHOLE: Final = 3
 _NUM_LISTED: Final = 10
+PURPOSES: Final = {
+    Role.COMPARED: "measured beside others",
+    Role.WATCHED: "watched by every instrument",
+    Role.TRACED: "again, with every operator watched",
+    Role.IN_FP32: "again in fp32",
+    Role.UNSCALED: "again without the loss scale",
+    Role.RESCUED: "again with the suspects in fp32",
+}
+"""What a run was made for."""
 _LATER: Final = "Later steps were not looked at: for a NaN that comes later, give --steps a number beyond its step."
 
 
@@ -55,6 +64,8 @@ def render_diagnosis(
     _print(Text(verdict(diagnosis, next(iter(recording.runs), None)), style=style), console)
     for run in recording.runs[:1]:
         _print(Text(_fill(examined(run), console.width), style="dim"), console)
+    for text in _failed_alone(recording):
+        _print(Text(_fill(text, console.width), style="dim"), console)
     num_whole = len(findings) if show_all or len(findings) <= _MAX_ALL_WHOLE else _NUM_WHOLE
     for finding in findings[:num_whole]:
         console.print()
@@ -127,6 +138,15 @@ def how_to_use(run: RunRecord, command: Sequence[str], *, plan_file: str = "plan
             f"ampwise run {emulate}--plan {shlex.quote(plan_file)} {inert_line(shlex.join(command), max_length=1000)}"
         )
     return f'put ampwise.apply_plan(model, "{plan_file}") in the place of the script\'s own autocast'
+
+
+def _failed_alone(recording: Recording) -> Iterator[str]:
+    """The further runs that crashed though the one that is judged did not: they show nothing of it."""
+    first, *others = recording.runs or (None,)
+    for run in others:
+        if run.failure is not None and first is not None and first.failure is None:
+            said = inert_line(f"{run.failure.kind}: {run.failure.message}".removesuffix(": "), max_length=300)
+            yield f"The run made {PURPOSES[run.role]} crashed where that one did not: {said}."
 
 
 def _on_rules(recording: Recording, plan_file: str | None) -> str:

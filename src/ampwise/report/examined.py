@@ -13,7 +13,7 @@ from ampwise.records.run import Role, RunRecord
 from ampwise.report import charts
 from ampwise.report.casts import casts_table
 from ampwise.report.cells import NOTHING, Tone, figure, loss
-from ampwise.report.diagnosis import examined, how_to_use, not_seen, verdict, whole_plan
+from ampwise.report.diagnosis import PURPOSES, examined, how_to_use, not_seen, verdict, whole_plan
 from ampwise.report.instrument_tables import against_fp32_table, origins_table, owners_table, tables_of_speed
 from ampwise.report.line_charts import loss_chart, scale_chart, step_chart
 from ampwise.report.listing import Listing, listing
@@ -27,14 +27,6 @@ from ampwise.report.words import ending, notes
 _TONES: Final = {Severity.ERROR: Tone.BAD, Severity.WARNING: Tone.CAUTION, Severity.INFO: Tone.PLAIN}
 _OPEN: Final = 8
 """Findings that a reader sees at once; further ones are folded."""
-_PURPOSES: Final = {
-    Role.COMPARED: "measured beside others",
-    Role.WATCHED: "watched by every instrument",
-    Role.TRACED: "again, with every operator watched",
-    Role.IN_FP32: "again in fp32",
-    Role.UNSCALED: "again without the loss scale",
-    Role.RESCUED: "again with the suspects in fp32",
-}
 _KINDS: Final = {
     TensorKind.ACTIVATION: ("activations", "What each module gives."),
     TensorKind.GRADIENT: ("gradients", "Of the activations, as they flow in backward: the loss scale is in them."),
@@ -123,7 +115,7 @@ def runs_table(recording: Recording) -> Listing | None:
         "run|precision|#steps|#skipped|first loss not finite|#last loss|end",
         [
             (
-                _PURPOSES[run.role],
+                PURPOSES[run.role],
                 run.precision,
                 str(len(run.steps)),
                 str(run.num_skipped),

@@ -10,7 +10,7 @@ import recordings
 from ampwise.plan.file import parse_plan
 from ampwise.records.diagnosis import Diagnosis
 from ampwise.records.finding import Confidence, Finding, Severity
-from ampwise.records.run import Role, RunEnd
+from ampwise.records.run import Failure, Role, RunEnd
 from ampwise.records.site import Phase, Site
 from ampwise.report.diagnosis import diagnosis_json, render_diagnosis, verdict, whole_plan
 
@@ -143,6 +143,15 @@ def test_the_rules_make_one_plan_that_can_be_loaded_and_the_text_says_how():
         in said
     )
     assert whole_plan(Diagnosis(findings=(SLOW,)), run) is None
+
+
+def test_a_further_run_that_crashed_alone_is_told():
+    first = recordings.run("fp16", "fp16", role=Role.WATCHED)
+    again = replace(first, role=Role.IN_FP32, failure=Failure(kind="exit status 1", message=""), end=RunEnd.FAILED)
+    text = shown(Diagnosis(findings=(SLOW,)), recordings.recording([first, again], []))
+    assert "The run made again in fp32 crashed where that one did not: exit status 1." in text
+    both = replace(first, failure=again.failure, end=RunEnd.FAILED)
+    assert "where that one did not" not in shown(Diagnosis(findings=(SLOW,)), recordings.recording([both, again], []))
 
 
 def test_two_findings_about_one_place_are_one_rule_of_the_plan():

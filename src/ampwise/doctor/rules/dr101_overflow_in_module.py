@@ -51,7 +51,7 @@ def reassure(case: Case) -> Iterator[str]:
     """Say how many steps went without one."""
     seen = case.run.nonfinite
     if seen is not None and seen.num_steps and not (seen.origins or seen.loss_steps):
-        yield f"no loss, gradient or weight was infinite or NaN in {seen.num_steps} steps"
+        yield f"no loss, gradient or weight was infinite or NaN in {seen.num_steps} step{'s' * (seen.num_steps != 1)}"
 
 
 def _message(origin: Origin) -> str:

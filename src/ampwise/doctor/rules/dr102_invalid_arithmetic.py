@@ -6,6 +6,7 @@ from typing import Final
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
 from ampwise.doctor.origins import findings, limits_of, origins, place_words
+from ampwise.doctor.reruns import fails_in_fp32
 from ampwise.doctor.rule import Rule
 from ampwise.formats.spec import FloatFormat
 from ampwise.records.finding import Example, Finding, RuleInfo, Severity
@@ -51,7 +52,8 @@ for _ in range(20):
 def check(case: Case) -> Iterator[Finding]:
     """Operators of the forward pass whose operand has no finite result, one a site."""
     found = [one for one in origins(case) if cause_of(one) is Cause.INVALID]
-    yield from findings(case, INFO, [(one, _message(one), _remedy(one)) for one in found])
+    is_vain = fails_in_fp32(case)
+    yield from findings(case, INFO, [(one, _message(one), _remedy(one, is_vain=is_vain)) for one in found])
 
 
 def _message(origin: Origin) -> str:
@@ -86,9 +88,10 @@ def _smallest(limits: FloatFormat) -> str:
     return f"an epsilon below {limits.smallest_subnormal / 2:.1g} is zero."
 
 
-def _remedy(origin: Origin) -> str:
+def _remedy(origin: Origin, *, is_vain: bool) -> str:
+    """What to do; fp32 is named where it helps."""
     stable = _STABLE.get(_family(origin), "Clamp the operand to the operator's range")
-    return f"{stable}; or compute the module in fp32."
+    return f"{stable}." if is_vain else f"{stable}; or compute the module in fp32."
 
 
 def _family(origin: Origin) -> str:

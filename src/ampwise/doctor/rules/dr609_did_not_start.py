@@ -37,7 +37,7 @@ def check(case: Case) -> Iterator[Finding]:
     failure = crashed(case, CrashKind.NOT_STARTED)
     if failure is None:
         return
-    said = inert_line(failure.message, max_length=300)
+    said = inert_line(failure.message.strip().partition("\n")[0], max_length=300)  # the evidence has the rest
     yield finding(
         case, INFO, f"The script does not get to train: {inert_line(failure.kind)}: {said}", remedy=_remedy(failure)
     )

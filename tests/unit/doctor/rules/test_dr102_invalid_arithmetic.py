@@ -18,6 +18,7 @@ def test_the_saturated_probability_is_named_with_its_figures():
     )
     assert finding.evidence == "step 3: inputs bf16 8x4 from -1 to -0.5, its bf16 result holds 4 inf"
     assert finding.remedy.startswith("Take logsigmoid(-x) of the logits for log1p(-sigmoid(x))")
+    assert finding.remedy.endswith("; or compute the module in fp32.")
     plan = parse_plan(f'version = 1\ndefault = "bf16"\n{finding.plan_rule}')
     assert plan.rules[0].module == "net.fc"
 
@@ -63,6 +64,7 @@ def test_fp32_fails_too_and_so_no_rule_is_offered():
     (finding,) = RULE.check(case(LOG1P, reruns=[bad]))
     assert finding.plan_rule is None
     assert "The same run in fp32 fails too at aten.log1p in net.fc, so precision cannot fix it." in finding.remedy
+    assert "in fp32." not in finding.remedy.split("fix it.")[1]
 
 
 def test_without_a_trace_it_is_silent():
