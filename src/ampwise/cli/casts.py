@@ -10,6 +10,7 @@ import click
 
 from ampwise._base.errors import CannotRunError
 from ampwise._base.text import inert_line
+from ampwise.cli.completion import complete_precisions
 from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, say
 from ampwise.cli.options import lists_option, module_option, script_words, target_of
 from ampwise.cli.scripts import check_device, check_script, progress_bar
@@ -36,7 +37,12 @@ if TYPE_CHECKING:
     metavar="N",
     help="Steps to run; all but the first are watched.",
 )
-@click.option("--precision", metavar="NAME", help="auto (default), fp32, tf32, bf16, fp16, or a preset.")
+@click.option(
+    "--precision",
+    shell_complete=complete_precisions,
+    metavar="NAME",
+    help="auto (default), fp32, tf32, bf16, fp16, or a preset.",
+)
 @click.option("--plan", metavar="PLAN", help="What runs in which format: a plan file, a preset.")
 @click.option("--emulate", metavar="FORMAT", help="As if this CPU had the format's hardware: fp16, tf32, fp8_e4m3.")
 @module_option

@@ -12,6 +12,7 @@ from ampwise._base.errors import CannotRunError, UsageError
 from ampwise._base.files import check_writable, write_atomically
 from ampwise._base.text import inert_line
 from ampwise._base.units import parse_bytes, parse_count
+from ampwise.cli.completion import complete_devices, complete_files, complete_precisions
 from ampwise.cli.options import misplaced, module_option, target_of
 from ampwise.cli.scripts import Show, check_script, progress_bar
 from ampwise.cli.unwind import signals_unwind
@@ -68,6 +69,7 @@ class _Device:
 )
 @click.option(
     "--precision",
+    shell_complete=complete_precisions,
     show_default="fp32",
     metavar="NAMES",
     help="One, or several with commas: fp32, tf32, bf16, fp16, auto, a preset or a plan.toml.",
@@ -79,7 +81,9 @@ class _Device:
     metavar="N",
     help="Processes of a script with DDP or FSDP2; one is imagined.",
 )
-@click.option("--device", metavar="GPU", help="The GPU to fit: a100-40gb, t4, rtx-4090, ...")
+@click.option(
+    "--device", shell_complete=complete_devices, metavar="GPU", help="The GPU to fit: a100-40gb, t4, rtx-4090, ..."
+)
 @click.option("--memory", metavar="SIZE", help="Or its memory: 24GB.")
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE", help="Write one self-contained HTML file.")
 @click.option(
@@ -95,7 +99,13 @@ class _Device:
 )
 @module_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of the table.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT] [ARGUMENTS]...")
+@click.argument(
+    "words",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="[SCRIPT] [ARGUMENTS]...",
+    shell_complete=complete_files,
+)
 def command(words: tuple[str, ...], **options: Any) -> int:
     """Predict the GPU memory of a training step where there is no GPU.
 

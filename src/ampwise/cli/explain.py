@@ -12,6 +12,7 @@ import click
 from ampwise._base.errors import UsageError
 from ampwise._base.suggest import closest
 from ampwise._base.text import inert_line
+from ampwise.cli.completion import complete_topics
 from ampwise.cli.operator_text import operator_head, operator_rows, planned_rows
 from ampwise.cli.rule_text import find_rule, rule_lines
 from ampwise.formats import FORMATS, find_format
@@ -58,7 +59,7 @@ class _TakesNegativeNumbers(click.Command):
 
 
 @click.command("explain", cls=_TakesNegativeNumbers)
-@click.argument("word")
+@click.argument("word", shell_complete=complete_topics)
 @click.option("--plan", metavar="PLAN", help="Say of an operator what this plan makes of it: a file, or a preset.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(word: str, *, plan: str | None, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from ampwise.cli.completion import complete_files
 from ampwise.runner.script import Target
 from ampwise.runner.spec import Lists, Malloc
 
@@ -15,7 +16,14 @@ lists_option = click.option(
     help="Whose cast lists autocast follows: CUDA's on every device (default), or torch's own.",
 )
 nvtx_option = click.option("--nvtx", is_flag=True, help="Mark steps and modules for Nsight Systems (CUDA).")
-script_words = click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")
+script_words = click.argument(
+    "words",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    metavar="SCRIPT [ARGUMENTS]...",
+    shell_complete=complete_files,
+)
 
 
 def malloc_option(text: str) -> Any:

@@ -34,6 +34,11 @@ def find_rule(word: str) -> RuleInfo | None:
     return known[name]
 
 
+def rule_ids() -> list[str]:
+    """The ids of all rules, lint's and the doctor's."""
+    return [info.id for letters in ("MP", "DR") for info in _rules(letters)]
+
+
 def _rules(letters: str) -> list[RuleInfo]:
     """What lint's or the doctor's rules say of themselves."""
     if letters == "DR":
