@@ -25,7 +25,7 @@ from ampwise.compat.fused_step import begin_step, multiply_gradients_
 from ampwise.runtime.loss_scale import SMALLEST_USEFUL_SCALE
 from ampwise.runtime.norms import norms_of
 
-PART_BYTES = 1 << 20
+PART_BYTES = 2 << 20
 """Gradients that are scaled and then stepped while they are still in the processor's cache."""
 SMALLEST_SURE_NORM = 2.0**-30
 """Below it the squares of the unscaled numbers may be rounded, so the norm is taken of those."""
