@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ampwise.runtime.small_updates import keep_small_updates
     from ampwise.runtime.step import TrainStep
     from ampwise.runtime.uneven import joinable
+    from ampwise.tune.call import tune_script
 
 _HOMES = {
     "diagnose": "ampwise.doctor.diagnose",
@@ -92,6 +93,7 @@ _HOMES = {
     "LossScaleWarning": "ampwise.runtime.overflow",
     "StaticLossScale": "ampwise.runtime.loss_scale",
     "TrainStep": "ampwise.runtime.step",
+    "tune_script": "ampwise.tune.call",
 }
 
 __all__ = [
@@ -139,6 +141,7 @@ __all__ = [
     "save_checkpoint",
     "save_plan",
     "save_sharded_checkpoint",
+    "tune_script",
     "watch",
 ]
 
