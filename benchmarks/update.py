@@ -1,7 +1,7 @@
 """Unscale, clip, step and update: TrainStep's way beside torch.amp's sequence; the parameters are compared bit for bit.
 
 Both sides are in one process, so they share the allocator's setting, which is ampwise's. The order alternates. The
-second part grows the number of tensors: what one costs stays flat.
+second part grows the number of tensors: what one more costs stays flat.
 """
 
 import statistics
@@ -146,6 +146,17 @@ def curve(*, rounds: int, clock: Clock) -> list[Row]:
     return rows
 
 
+def print_curve(rows: list[Row]) -> None:
+    """What a tensor costs on the whole, and what one more costs: a small model pays the fixed part of a step."""
+    number, total = 0, 0.0
+    for one in rows:
+        count = int(one.case.split()[0])
+        print(f"  {one.case}: {one.ms / count * 1e3:.1f} us a tensor")
+        if number:
+            print(f"    {(one.ms - total) / (count - number) * 1e3:.1f} us for each beyond {number}")
+        number, total = count, one.ms
+
+
 def main() -> None:
     arguments, clock = race_arguments(__doc__)
     rounds, share = (3, 20) if arguments.quick else (arguments.rounds, 1)
@@ -153,8 +164,7 @@ def main() -> None:
     for case, (count, size) in SHAPES.items():
         rows += compare(case, count, size // share, rounds=rounds, clock=clock)
     rows += curve(rounds=rounds, clock=clock)
-    for one in rows[-len(COUNTS) :]:
-        print(f"  {one.case}: {one.ms / int(one.case.split()[0]) * 1e3:.1f} us a tensor")
+    print_curve(rows[-len(COUNTS) :])
     small = "; tensors a twentieth of their size" if arguments.quick else ""
     publish("update", rows, note=f"One process, the allocator tuned, {arguments.clock} clock{small}.")
 
