@@ -13,8 +13,8 @@ from typing import Final
 
 from ampwise._base.errors import CannotRunError, RecordError
 from ampwise.estimate.order import GPUS_PER_NODE, OWN, GpuSpec, Order
-from ampwise.estimate.remedies import ranked
 from ampwise.estimate.wanted import Wanted, slow_note, wanted
+from ampwise.estimate.worth import worth_a_line
 from ampwise.records.estimate import Estimate, Remedy
 from ampwise.records.files import load
 from ampwise.runner.bootstrap import own_environment, plain_environment
@@ -167,7 +167,7 @@ def _with_precision(estimate: Estimate, compute: str, best: Wanted, other: Calla
     after = other().needed_bytes
     what = f"mixed precision: --precision {best.compute}"
     remedy = Remedy(what=what, saved_bytes=estimate.needed_bytes - after, needed_bytes=after)
-    return replace(estimate, remedies=ranked([*estimate.remedies, remedy], estimate.needed_bytes))
+    return replace(estimate, remedies=worth_a_line([*estimate.remedies, remedy], estimate.needed_bytes))
 
 
 def _why(order: Order, status: int, *, said: str) -> str:

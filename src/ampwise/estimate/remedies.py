@@ -7,12 +7,10 @@ from dataclasses import replace
 from ampwise.estimate.ledger import Ledger, Storage
 from ampwise.estimate.replay import SizeOf, replay
 from ampwise.estimate.whereabouts import Whereabouts
+from ampwise.estimate.worth import worth_a_line
 from ampwise.records.estimate import Remedy
 from ampwise.records.memory import MemoryCategory as Kind
 from ampwise.records.site import Phase
-
-_LEAST_PERCENT = 1
-"""Of the peak; what saves less is not worth a line."""
 
 
 def remedies_of(ledger: Ledger, whereabouts: Whereabouts, *, is_expandable: bool) -> tuple[Remedy, ...]:
@@ -34,13 +32,7 @@ def remedies_of(ledger: Ledger, whereabouts: Whereabouts, *, is_expandable: bool
         after = replay(ledger, settings=settings).peak_reserved_bytes
         what = "segments that grow: PYTORCH_ALLOC_CONF=expandable_segments:True"
         found.append(Remedy(what=what, saved_bytes=before - after, needed_bytes=after))
-    return ranked(found, before)
-
-
-def ranked(remedies: list[Remedy], before: int) -> tuple[Remedy, ...]:
-    """Those worth a line, the largest saving first."""
-    worth = [one for one in remedies if one.saved_bytes * 100 >= before * _LEAST_PERCENT]
-    return tuple(sorted(worth, key=lambda one: -one.saved_bytes))
+    return worth_a_line(found, before)
 
 
 def _changes(ledger: Ledger, kinds: dict[int, Kind]) -> Iterator[tuple[str, SizeOf]]:
