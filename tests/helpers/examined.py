@@ -124,7 +124,7 @@ def watched(**fields) -> RunRecord:
     given = {
         "role": Role.WATCHED,
         "numerics": numerics(),
-        "nonfinite": NonFiniteRecord(num_steps=60, origins=(origin,)),
+        "nonfinite": NonFiniteRecord(num_steps=60, origins=(origin,), traced_steps=(3,), trace_ms=6.5),
         "against_fp32": AgainstFp32Record(format="fp16", step=8, modules=(error,)),
         "memory": memory(),
         "syncs": SyncRecord(

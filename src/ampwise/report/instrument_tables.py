@@ -17,6 +17,8 @@ from ampwise.report.places import module_words, op_words, site_words
 
 def origins_table(record: NonFiniteRecord | None) -> Listing | None:
     """Where finite numbers became infinite or NaN."""
+    cost_ms = 0.0 if record is None else record.trace_ms
+    cost = f" Looking at every result took {format_ms(cost_ms)} of a step so watched." if cost_ms else ""
     return listing(
         "Where numbers were lost",
         "operator|module|line|pass|#step|inputs up to|result",
@@ -32,7 +34,8 @@ def origins_table(record: NonFiniteRecord | None) -> Listing | None:
             )
             for one in (record.origins if record else ())
         ],
-        caption="Operators that made infinities or NaN of finite numbers, in that order; the first is the cause.",
+        caption="Operators that made infinities or NaN of finite numbers, in that order; the first is the cause."
+        + cost,
     )
 
 

@@ -70,6 +70,7 @@ def test_what_every_instrument_saw_is_shown(page):
         "watched by every instrument fp16 60 6 nan at step 3 nan",  # the runs
         "again in fp32 fp32 60 0 none",
         "mm layers.1.wo model.py:41 forward 3 fp16 3.76e+03",  # where numbers were lost
+        "Looking at every result took 6.50 ms of a step so watched.",
         "layers.1.wo Linear fp16 1.23% 0.04% 0.990000 7.0%",  # beside fp32
         "Who holds the peak",
         "activation layers.1.wo · aten.mm · forward · model.py:41 80.0 MiB 67% 7",
