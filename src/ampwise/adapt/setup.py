@@ -88,7 +88,7 @@ def prepared(model: Any, plan: Plan | str, *, groups: Groups | None, safer: str)
     """
     if not is_module(model):
         raise UsageError(f"PrecisionScheduler was given a {type(model).__name__}; give the model, a torch.nn.Module")
-    plan = plan if isinstance(plan, Plan) else find_plan(plan)
+    plan = find_plan(plan)
     if safer not in SAFETY[1:]:
         raise UsageError(f"safer: {not_one_of(str(safer), SAFETY[1:], kind='format to move to')}")
     inner = unwrapped(model)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ampwise.adapt.groups import Group
 from ampwise.adapt.reading import Reading
 from ampwise.compat.autograd import queue_callback
+from ampwise.compat.distributed import local_of
 from ampwise.compat.fused_step import norms_of
 from ampwise.interpose.internal import internal
 from ampwise.runtime.cast_forward import CastForward
@@ -218,7 +219,8 @@ def _peak_and_share(numbers: Tensor) -> Tensor:
 
 
 def _dense(gradient: Tensor) -> Tensor:
-    """A gradient as real numbers whose norm is its own."""
+    """A gradient as real numbers whose norm is its own; of a sharded one, the part that this process holds."""
+    gradient = local_of(gradient)
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     return torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
 

@@ -1,0 +1,45 @@
+"""A scheduler in several processes that train together: each returns what its rank did."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from adapting import Blocks
+from ampwise import GradNormSpike, LossSpike, NonFinite, PrecisionScheduler
+
+INF = float("inf")
+
+
+def _trained(model, inner, bad, triggers):
+    """Four steps; one rank's batch is bad in the second."""
+    with PrecisionScheduler(model, "bf16", triggers=triggers) as scheduler:
+        for index in range(4):
+            x = torch.ones(2, 4) * (1.0 + dist.get_rank())
+            if index == 1 and dist.get_rank() == 1:
+                x = x * bad
+            loss = model(x).square().mean()
+            loss.backward()
+            scheduler.step(loss)
+            inner.zero_grad()
+        history = getattr(scheduler._state.triggers[-1], "losses", ())
+        return {"moves": [(one.step, one.group) for one in scheduler.switches], "losses": list(history)}
+
+
+def one_rank_loses_numbers():
+    model = Blocks()
+    return _trained(DistributedDataParallel(model), model, INF, [NonFinite(), GradNormSpike(), LossSpike()])
+
+
+def sharded():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = Blocks()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return _trained(model, model, INF, [NonFinite(), GradNormSpike()])
+
+
+CASES = ("one_rank_loses_numbers", "sharded")
