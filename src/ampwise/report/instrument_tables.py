@@ -19,6 +19,7 @@ def origins_table(record: NonFiniteRecord | None) -> Listing | None:
     """Where finite numbers became infinite or NaN."""
     cost_ms = 0.0 if record is None else record.trace_ms
     cost = f" Looking at every result took {format_ms(cost_ms)} of a step so watched." if cost_ms else ""
+    caption = "Operators that made infinities or NaN of finite numbers, in that order; the first is the cause."
     return listing(
         "Where numbers were lost",
         "operator|module|line|pass|#step|inputs up to|result",
