@@ -35,8 +35,7 @@ def origins_table(record: NonFiniteRecord | None) -> Listing | None:
             )
             for one in (record.origins if record else ())
         ],
-        caption="Operators that made infinities or NaN of finite numbers, in that order; the first is the cause."
-        + cost,
+        caption=caption + cost,
     )
 
 
