@@ -23,7 +23,7 @@ from ampwise.instruments.again import kept_random_state, random_state
 from ampwise.instruments.alone import Alone, Inner, OwnCall, fear, floats_in, run_alone
 from ampwise.instruments.closeness import num_distinct, relative_error, rows_of
 from ampwise.interpose.internal import internal, is_internal
-from ampwise.observe.events import EventBus, StepOutcome
+from ampwise.observe.events import EventBus, ForwardStarted, StepOutcome
 from ampwise.observe.modules import Call, ModuleName, ModuleStack, unwrapped
 from ampwise.observe.statistics import amax
 from ampwise.records.sensitivity import ModuleSensitivity, RangeFault, SensitivityRecord
@@ -116,6 +116,7 @@ class Sensitivity:
         self._tallies: dict[ModuleName, _Tally] = {}
         self._dtypes: dict[int, tuple[weakref.ref[Tensor], torch.dtype]] = {}
         self._is_busy = False
+        self._is_uncompiled = False
         self._cost_s = 0.0
         self._note: str | None = None
 
@@ -164,11 +165,17 @@ class Sensitivity:
     def _attach_if_due(self) -> None:
         if self._step not in self._wanted:
             return
-        if has_dynamo():
-            self._attached.callback(run_uncompiled())
+        self._is_uncompiled = False
+        self._attached.callback(self._bus.subscribe(ForwardStarted, self._on_forward))
         self._attached.callback(self._forget)
         self._attached.enter_context(self._stack)
         self._attached.callback(register_module_forward_hook(self._after, with_kwargs=True).remove)
+
+    def _on_forward(self, _: ForwardStarted) -> None:
+        """Compiled code calls no module that could be seen: run it uncompiled, where anything is compiled by now."""
+        if not self._is_uncompiled and has_dynamo():
+            self._is_uncompiled = True
+            self._attached.callback(run_uncompiled())
 
     def _forget(self) -> None:
         self._open.clear()
@@ -176,7 +183,7 @@ class Sensitivity:
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """What a module gave is computed again; one that raised is not told of, and leaves its call open."""
-        if self._is_busy or is_internal():
+        if torch.compiler.is_dynamo_compiling() or self._is_busy or is_internal():
             return
         while self._open and self._open[-1].module is not module:
             self._open.pop()
@@ -184,7 +191,7 @@ class Sensitivity:
             return
         call = self._open.pop()
         name = self._names.name_of(module)
-        if name is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if name is not None and torch.is_grad_enabled():
             self._measure(call, name, args, kwargs, output)
         if self._open:
             self._open[-1].inner.append(Inner(module, floats_in((args, kwargs)), output, random_state()))

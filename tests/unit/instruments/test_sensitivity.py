@@ -174,6 +174,16 @@ def test_a_shared_module_tells_all_its_names():
     assert of(record, "0").num_calls == 2
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_compiled_model_is_measured_uncompiled():
+    model = nn.Sequential(linear(0, 4, 4), linear(1, 4, 4))
+    step = training(torch.compile(model, backend="eager"), randn(0, 5, 4))
+    step()
+    record = measured(step)
+    assert {one.module for one in record.modules} == {"", "0", "1"}
+    assert of(record, "0").score > 0
+
+
 def test_keywords_and_nested_outputs_are_passed_on():
     class Inner(nn.Module):
         def __init__(self):
