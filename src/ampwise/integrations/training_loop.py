@@ -43,7 +43,7 @@ class LoopPrecision:
     ) -> None:
         if precision != "auto":
             get_precision(precision)
-        self.plan = find_plan(plan) if isinstance(plan, str) else plan
+        self.plan = None if plan is None else find_plan(plan)
         self._asked, self._given_scale = precision, loss_scale
         self.choice: Choice | None = None
         self._regime: Regime | None = None

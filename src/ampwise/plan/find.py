@@ -13,8 +13,8 @@ from ampwise.plan.presets import presets
 from ampwise.plan.shorthand import is_shorthand, parse_shorthand
 
 
-def find_plan(word: str | os.PathLike[str]) -> Plan:
-    """The plan users mean by ``word``: ``plan.toml``, ``fp16-safe``, ``p=fp32,c=bf16``, ``bfloat16``.
+def find_plan(word: Plan | str | os.PathLike[str]) -> Plan:
+    """The plan users mean by ``word``: ``plan.toml``, ``fp16-safe``, ``p=fp32,c=bf16``, ``bfloat16``; or a plan itself.
 
     A preset's name means the preset even where a file has that name: ``./fp16-safe`` means the file, and so does a
     ``Path``.
@@ -23,6 +23,8 @@ def find_plan(word: str | os.PathLike[str]) -> Plan:
         UsageError: ``word`` is neither text nor a path.
         PlanError: it is none of these, or the plan it names has mistakes.
     """
+    if isinstance(word, Plan):
+        return word
     if isinstance(word, os.PathLike):
         return load_plan(word)
     if not isinstance(word, str):  # pyright: ignore[reportUnnecessaryIsInstance] # of a caller without types

@@ -59,7 +59,7 @@ def apply_plan(
     """
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance] # of a caller without types
         raise UsageError(f"apply_plan was given a {type(model).__name__}; give the model, a torch.nn.Module")
-    plan = plan if isinstance(plan, Plan) else find_plan(plan)
+    plan = find_plan(plan)
     model = unwrapped(model)
     _check_free(model)
     owners = (optimizers,) if isinstance(optimizers, Optimizer) else tuple(optimizers)

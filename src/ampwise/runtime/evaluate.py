@@ -50,7 +50,7 @@ def evaluate(
         UsageError: no such precision or plan, or a batch is none of those.
         CannotRunError: the device cannot compute in ``precision``.
     """
-    rules = find_plan(plan) if isinstance(plan, str) else plan
+    rules = None if plan is None else find_plan(plan)
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     choice = choose_precision("fp32" if rules else precision, device=device)

@@ -37,7 +37,7 @@ def fsdp_policy(plan: Plan | str, *, module: str = "", reduce: str = "fp32") -> 
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    known = find_plan(plan) if isinstance(plan, str) else plan
+    known = find_plan(plan)
     about_operators = [rule.op for rule in known.rules if rule.op is not None]
     if about_operators:
         raise UsageError(

@@ -129,7 +129,7 @@ class TrainStep:
         self.accumulation_steps = accumulation_steps
         self._params = all_parameters(self.optimizers)
         device = self._params[0].device
-        self.plan = find_plan(plan) if isinstance(plan, str) else plan
+        self.plan = None if plan is None else find_plan(plan)
         ranks = Ranks(process_group, self.modules)
         agreement = find_agreement(self._params, group=process_group, modules=self.modules)
         peers = peers_of(self.modules, agreement)

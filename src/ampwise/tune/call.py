@@ -48,7 +48,7 @@ def tune_script(
     question = Question(
         low=get_recipe(target).name,
         tolerance=tolerance,
-        base=find_plan(plan) if isinstance(plan, str) else plan,
+        base=None if plan is None else find_plan(plan),
         num_steps=num_steps,
         seed=seed,
         budget_min=budget_min,
