@@ -10,10 +10,12 @@ import click
 
 from ampwise._base.files import write_atomically
 from ampwise._base.text import inert_line
+from ampwise.cli.completion import complete_precisions
 from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, USAGE, say
 from ampwise.cli.options import lists_option, malloc_option, misplaced, module_option, script_words, target_of
 from ampwise.cli.report import print_recording
 from ampwise.cli.scripts import Show, check_device, check_files, check_script, progress_bar, remove_empty
+from ampwise.cli.teams import follow_leader, runner_of_ranks
 from ampwise.cli.unwind import signals_unwind
 from ampwise.compare.schedule import ComparisonPlan
 from ampwise.compare.variants import parse_variants
@@ -35,6 +37,7 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option(
     "--precision",
+    shell_complete=complete_precisions,
     show_default="fp32,auto; with --emulate fp32",
     metavar="NAMES",
     help="What to compare; ratios are to the first: fp32, tf32, bf16, fp16, auto or a plan.toml; +compile compiles.",
@@ -82,6 +85,9 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     if status:
         return status
     check_device(plan.device)
+    followed = follow_leader(target, verb="compare")
+    if followed is not None:
+        return followed
     recording, interrupted = _measure(target, plan)
     _write(recording, options)
     print_recording(recording, as_json=options["as_json"])
@@ -118,8 +124,8 @@ def _measure(target: Target, plan: ComparisonPlan) -> "tuple[Recording, bool]":
 
     scratch = tempfile.mkdtemp(prefix="ampwise-compare-")
     try:
-        with signals_unwind(), progress_bar() as show:
-            return compare(target, replace(plan, scratch=scratch), on_progress=_shown_by(show)), False
+        with signals_unwind(), progress_bar() as show, runner_of_ranks() as run:
+            return compare(target, replace(plan, scratch=scratch), on_progress=_shown_by(show), run=run), False
     except ComparisonInterrupted as interrupted:
         return interrupted.recording, True
     except KeyboardInterrupt:

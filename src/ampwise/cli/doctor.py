@@ -11,9 +11,11 @@ import click
 
 from ampwise._base.files import write_atomically
 from ampwise._base.text import inert_line
+from ampwise.cli.completion import complete_precisions
 from ampwise.cli.exits import INTERRUPTED, say
 from ampwise.cli.options import lists_option, malloc_option, module_option, nvtx_option, script_words, target_of
 from ampwise.cli.scripts import check_device, check_files, check_script, progress_bar, remove_empty
+from ampwise.cli.teams import follow_leader, runner_of_ranks
 from ampwise.cli.unwind import signals_unwind
 from ampwise.emulate.recipes import get_recipe
 from ampwise.records.files import save_recording
@@ -43,7 +45,10 @@ _SAYING: Final = {
 )
 @click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Steps to watch.")
 @click.option(
-    "--precision", metavar="NAME", help="auto (default), a format or a preset; unless the script has its own."
+    "--precision",
+    shell_complete=complete_precisions,
+    metavar="NAME",
+    help="auto (default), a format or a preset; unless the script has its own.",
 )
 @click.option("--emulate", metavar="FORMAT", help="As if this CPU had the format's hardware: fp16, tf32, fp8_e4m3.")
 @click.option("--plan", metavar="PLAN", help="Watch it under this plan: a file, a preset.")
@@ -76,6 +81,9 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     if status:
         return status
     check_device(spec.device)
+    followed = follow_leader(target, verb="doctor")
+    if followed is not None:
+        return followed
     recording, record = _examined(target, spec, options["record"])
     return _told(recording, record, options, given=spec.plan)
 
@@ -103,12 +111,12 @@ def _examined(target: Target, spec: LaunchSpec, record: Path | None) -> "tuple[R
     scratch = tempfile.mkdtemp(prefix="ampwise-doctor-")
     kept = record or Path(scratch, "recording.json")
     try:
-        with signals_unwind(), progress_bar(has_lines=True) as show:
+        with signals_unwind(), progress_bar(has_lines=True) as show, runner_of_ranks() as run:
 
             def tell(progress: Progress) -> None:
                 show(_SAYING[progress.role], progress.num_done, progress.num_steps)
 
-            recording = examine(target, replace(spec, scratch=scratch), on_progress=tell)
+            recording = examine(target, replace(spec, scratch=scratch), on_progress=tell, run=run)
         save_recording(recording, kept)
     except KeyboardInterrupt:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -17,6 +17,7 @@ import click
 
 from ampwise._base.errors import AmpwiseError, CannotRunError, UsageError
 from ampwise._base.text import inert_line
+from ampwise.cli.completion import complete_precisions
 from ampwise.cli.exits import INTERRUPTED, USAGE, has_syntax_error, say
 from ampwise.cli.options import (
     lists_option,
@@ -36,7 +37,9 @@ from ampwise.runner.planned import as_asked
 from ampwise.runner.script import ScriptEnd, Target, run_target, show_error, source_of
 from ampwise.runner.session import Session, session
 from ampwise.runner.spec import LaunchSpec, Lists, Malloc
-from ampwise.runner.summary import NO_STEP_FOUND, RunSummary, summary_lines
+from ampwise.runner.store import team_of
+from ampwise.runner.summary import NO_STEP_FOUND, RunSummary, summary_lines, together
+from ampwise.runner.team import gather_reports, put_report
 
 _DEVICE = re.compile(r"(cpu|mps|cuda(:\d+)?|xpu(:\d+)?)")
 
@@ -47,7 +50,7 @@ class _ScriptCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
         rest = super().parse_args(ctx, args)
-        place = len(given) - len(ctx.params.get("words", ())) - 1
+        place = len(given) - len(ctx.params.get("words") or ()) - 1  # None while a shell completes
         ctx.params["has_dashes"] = place >= 0 and given[place] == "--"
         return rest
 
@@ -108,7 +111,12 @@ class _Voice:
     context_settings={"allow_interspersed_args": False},
     short_help="Run a training script, unmodified, in mixed precision.",
 )
-@click.option("--precision", metavar="NAME", help="auto (default), fp32, tf32, bf16, fp16, or a preset of `plan list`.")
+@click.option(
+    "--precision",
+    shell_complete=complete_precisions,
+    metavar="NAME",
+    help="auto (default), fp32, tf32, bf16, fp16, or a preset of `plan list`.",
+)
 @click.option("--plan", metavar="PLAN", help="What runs in which format: a plan file, a preset (`ampwise plan list`).")
 @click.option(
     "--emulate",
@@ -245,7 +253,13 @@ def _run(target: Target, spec: LaunchSpec, voice: _Voice, leaving: _Leaving) -> 
 
 
 def _close(current: Session, end: ScriptEnd, voice: _Voice) -> int:
+    team = team_of(own_environment()) if current.num_steps and not end.interrupted else None
+    if team is not None and team.is_led:
+        put_report(team, current.report())
+        return end.status
     summary = current.summary()
+    if team is not None and end.status == 0:
+        summary = together([current.report(), *gather_reports(team)])
     if end.status == 0 and summary.num_steps == 0:
         raise CannotRunError(NO_STEP_FOUND + ("; the script did not import torch" if current.is_idle else ""))
     voice.tell(summary, status=end.status, failure=_failure(end))

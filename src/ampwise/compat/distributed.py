@@ -28,6 +28,11 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
+def store_at(host: str, port: int, *, prefix: str) -> Any:
+    """The store that is served there; keys are kept apart from others' by the prefix."""
+    return dist.PrefixStore(prefix, dist.TCPStore(host, port, is_master=False))
+
+
 def is_sharded(tensor: Tensor) -> bool:
     """Whether it is a DTensor, of which this rank holds a part or a copy."""
     if type(tensor) in _PLAIN:

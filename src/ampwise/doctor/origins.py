@@ -52,7 +52,8 @@ def seen_in(origin: Origin) -> str:
     output = origin.output
     made = "" if output is None else f"its {output.dtype} result holds {_losses(output)}"
     shown = ", ".join(part for part in (f"inputs {inputs}" if inputs else "", made) if part)
-    return f"step {origin.step}: {shown}" if shown else f"step {origin.step}"
+    place = f"step {origin.step}" if origin.rank is None else f"step {origin.step} of rank {origin.rank}"
+    return f"{place}: {shown}" if shown else place
 
 
 def findings(

@@ -83,6 +83,8 @@ class Origin:
     still be NaN (0 times infinity); where it is not, nothing but this shows the fault."""
     num_seen: int = 1
     """How often an operator at this site did so, in all steps watched."""
+    rank: int | None = None
+    """The process it ran in, of several that trained together; None where one trained alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,8 @@ class BadInput:
     is_parameter: bool
     """A parameter or buffer of the model, bad before its first call; else an argument."""
     value: Operand
+    rank: int | None = None
+    """The process that was given it, of several that trained together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

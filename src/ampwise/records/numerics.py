@@ -236,6 +236,8 @@ class TensorStatistics:
     """Of at most 4,096 evenly spread elements a tensor and step, all steps together, as the loop held them."""
     lost: tuple[LostUpdates, ...] = ()
     """Of an update: in the weight's own format first."""
+    rank: int | None = None
+    """Of several that trained together, the one with the largest number; None where one process trained alone."""
 
     @property
     def max_amax(self) -> float | None:

@@ -99,6 +99,23 @@ class Failure:
     """``file:line`` of the deepest frame in the user's own code."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecord:
+    """One of the processes that trained together."""
+
+    __pydantic_config__: ClassVar = CHECKS
+
+    rank: int
+    end: RunEnd
+    failure: Failure | None = None
+    num_steps: int
+    num_skipped: int
+    step_ms_median: float | None = None
+    peak_bytes: int | None = None
+    first_bad_loss: int | None = None
+    """The first step whose loss was not finite on this rank."""
+
+
 NUM_SKIPS: Final = 4
 """A dynamic loss scale comes down by a few skipped steps at the start; so many in a row are worth a look."""
 
@@ -148,6 +165,8 @@ class RunRecord:
     usage: UsageRecord | None = None
     crash: CrashRecord | None = None
     """What an uncaught exception of the script's came from."""
+    ranks: tuple[RankRecord, ...] = ()
+    """The processes this record was put together from; none where one process trained alone."""
     switches: tuple[SwitchRecord, ...] = ()
     """Groups of modules that a PrecisionScheduler of the script's moved to another format, the first first."""
 

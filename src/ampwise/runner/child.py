@@ -41,6 +41,8 @@ def run_child(
     on_step: Callable[[int], None] | None = None,
     cwd: str | None = None,
     output: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    give_up: Callable[[], bool] | None = None,
 ) -> RunRecord:
     """Run ``target`` as ``spec`` says, alone in a process, and return its record.
 
@@ -55,13 +57,16 @@ def run_child(
         on_step: is told the number of steps made so far, a few times a second.
         cwd: the script's folder; by default this process's.
         output: folder where the files ``stdout`` and ``stderr`` keep what the script printed; by default they go.
+        environ: set beside this process's environment.
+        give_up: asked a few times a second whether to end the run.
     """
     with tempfile.TemporaryDirectory(prefix="ampwise-") as folder:
         full = _complete(spec, Path(folder))
         kept = Path(folder if output is None else output)
         command = [sys.executable, "-m", "ampwise.runner.worker", order_to_json(target, full)]
-        with running(command, env=_environment(full, own_environment()), cwd=cwd, output=kept) as process:
-            _follow(process, Path(str(full.progress)), on_step)
+        made = {**_environment(full, own_environment()), **(environ or {})}
+        with running(command, env=made, cwd=cwd, output=kept) as process:
+            _follow(process, Path(str(full.progress)), on_step, give_up)
         return _record(full, process.returncode, stderr=last_lines(kept))
 
 
@@ -89,15 +94,20 @@ def _environment(spec: LaunchSpec, environ: Mapping[str, str]) -> dict[str, str]
     return {**made, **children_environment(spec.malloc, environ=environ)}
 
 
-def _follow(process: "subprocess.Popen[bytes]", progress: Path, on_step: Callable[[int], None] | None) -> None:
-    """Wait for the process's end; tell of its steps meanwhile."""
+def _follow(
+    process: "subprocess.Popen[bytes]",
+    progress: Path,
+    on_step: Callable[[int], None] | None,
+    give_up: Callable[[], bool] | None,
+) -> None:
+    """Wait for the process's end, or until it is given up; tell of its steps meanwhile."""
     told = 0
     while True:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_POLL_S if on_step is not None else None)
+            process.wait(_POLL_S if on_step is not None or give_up is not None else None)
         if on_step is not None and told != (told := _num_steps(progress, told)):
             on_step(told)
-        if process.returncode is not None:
+        if process.returncode is not None or (give_up is not None and give_up()):
             return
 
 

@@ -5,11 +5,12 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ampwise._base.errors import CannotRunError
-from ampwise.records.files import load, save
+from ampwise.records.files import from_json, load, save, to_json
 from ampwise.runner.spec import LaunchSpec
+from ampwise.runner.store import first_word, store_of, team_of
 
 if TYPE_CHECKING:
     import torch
@@ -17,10 +18,15 @@ if TYPE_CHECKING:
     from ampwise.runtime.device import Choice
 
 
-def choose_once(spec: LaunchSpec, *, device: "torch.device") -> "Choice":
+def choose_once(spec: LaunchSpec, *, device: "torch.device", environ: Mapping[str, str] | None = None) -> "Choice":
     """The precision this run computes in: the one another of its processes chose, or else chosen here.
 
     A measurement may come out differently on a busy machine, and ranks that train together must agree.
+
+    Args:
+        spec: What was asked for.
+        device: Where this process computes.
+        environ: Says whether torchrun started this process together with others, maybe on other machines.
 
     Raises:
         CannotRunError: the machine cannot compute in the precision asked for, or emulate it.
@@ -33,9 +39,20 @@ def choose_once(spec: LaunchSpec, *, device: "torch.device") -> "Choice":
     if shared is not None and shared.exists():
         return load(shared, Choice)
     choice = choose_precision(spec.precision, device=device)
+    store = _store(spec, environ or {}) if spec.precision == "auto" else None
+    if store is not None:
+        return from_json(first_word(store, "choice", to_json(choice)), Choice)
     if shared is None:
         return choice
     return load(shared, Choice) if not _publish(choice, shared) else choice
+
+
+def _store(spec: LaunchSpec, environ: Mapping[str, str]) -> Any:
+    """Where the ranks leave each other word; None where there is nothing of the kind."""
+    if spec.store is not None:
+        return store_of(spec.store)
+    team = team_of(environ)
+    return None if team is None else team.store
 
 
 def _emulated(name: str, device: "torch.device") -> "Choice":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ampwise._base.errors import AmpwiseError
 from ampwise.observe.events import BUS
+from ampwise.records.ranks import merged
 from ampwise.records.run import OWN_REFUSAL, Failure, RunEnd, RunRecord
 from ampwise.runner.choice import choose_once, own_gpu
 from ampwise.runner.failures import describe, end_of
@@ -18,7 +19,7 @@ from ampwise.runner.malloc import set_allocator
 from ampwise.runner.script import RefusedRun, ScriptEnd
 from ampwise.runner.seeds import seed_python, seed_run
 from ampwise.runner.spec import Amp, LaunchSpec
-from ampwise.runner.summary import ProcessReport, RunSummary, leave_report, read_reports
+from ampwise.runner.summary import ProcessReport, RunSummary, leave_report, read_reports, together
 from ampwise.runner.watch import StepWatch
 
 if TYPE_CHECKING:
@@ -101,9 +102,13 @@ class Session:
             leave_report(report, parts=self.spec.parts, name=str(os.getpid()))
 
     def summary(self) -> RunSummary:
-        """What the run did: this process, or where it did not train, the lowest rank of those that did."""
+        """What the run did: this process, or where it did not train, those that did."""
         others = () if self.num_steps else self.reports()
-        return others[0].summary if others else self.own_summary()
+        return together(others) if others else self.own_summary()
+
+    def report(self) -> ProcessReport:
+        """What this process did, for the one that speaks for all."""
+        return ProcessReport(rank=self.watch.rank, summary=self.own_summary())
 
     def own_summary(self) -> RunSummary:
         """What this process did."""
@@ -123,9 +128,9 @@ class Session:
         )
 
     def record(self, end: ScriptEnd) -> RunRecord:
-        """The run's record; where this process did not train, that of the lowest rank which did."""
-        others = [report.run for report in self.reports() if report.run] if not self.num_steps else []
-        base = others[0] if others else self._own_record()
+        """The run's record; where this process did not train, that of those which did."""
+        others = {one.rank: one.run for one in reversed(self.reports()) if one.run} if not self.num_steps else {}
+        base = merged(list(others.items())) if others else self._own_record()
         num_steps = max(len(base.steps), self.num_steps)
         if end.status == 0 and self.spec.stop_after is not None and num_steps >= self.spec.stop_after:
             end = replace(end, stopped=True)  # in a process that the script started
@@ -185,7 +190,7 @@ class Session:
         spec, stack = self.spec, self._stack
         device = stack.enter_context(use_device(spec.device))
         rank_gpu = own_gpu(self._environ) if spec.device is None else None
-        self._choice = choose_once(spec, device=rank_gpu or device)
+        self._choice = choose_once(spec, device=rank_gpu or device, environ=self._environ)
         setting = set_allocator(spec.malloc, environ=self._environ, on_cpu=self._choice.device.startswith("cpu"))
         stack.callback(setting.undo)
         self._allocator = setting.words

@@ -66,6 +66,8 @@ class LaunchSpec:
     """Where a line goes at each step's end, for a progress bar."""
     parts: str | None = None
     """Folder where each process of the run leaves what it did; its processes share one choice of precision there."""
+    store: str | None = None
+    """The store of the ranks that make this run together, as ``host:port/prefix``."""
     summary: bool = True
     """Print the closing summary to stderr."""
 

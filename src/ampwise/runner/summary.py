@@ -1,7 +1,7 @@
 """What one process of a run did, in a few lines for its reader."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampwise._base.errors import RecordError
@@ -42,6 +42,8 @@ class RunSummary:
     """The script's own mixed precision that ampwise left to it, with its place."""
     emulated: bool = False
     """Whether the device computed as if it had the precision's hardware."""
+    num_ranks: int = 1
+    """How many processes trained together."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -63,7 +65,7 @@ class ProcessReport:
 def summary_lines(summary: RunSummary) -> tuple[str, ...]:
     """The summary as lines of text, without a prefix."""
     steps = "1 step" if summary.num_steps == 1 else f"{summary.num_steps} steps"
-    counted = [steps]
+    counted = [steps if summary.num_ranks == 1 else f"{summary.num_ranks} ranks, {steps} each"]
     if summary.step_ms_median is not None:
         counted.append(f"median {format_ms(summary.step_ms_median)} a step")
     if summary.num_skipped or summary.final_scale is not None:
@@ -81,6 +83,39 @@ def summary_lines(summary: RunSummary) -> tuple[str, ...]:
     if summary.num_steps and summary.num_skipped == summary.num_steps:
         lines.append(_NOTHING_LEARNT)
     return tuple(inert_line(line, max_length=500) for line in (*lines, *(f"note: {note}" for note in summary.notes)))
+
+
+def together(reports: Sequence[ProcessReport]) -> RunSummary:
+    """One summary of the ranks: the lowest one's, the time of the slowest, and what sets one apart.
+
+    Args:
+        reports: at least one; of several with one rank the first counts.
+    """
+    ranks = {one.rank: one.summary for one in reversed(reports)}
+    first = ranks[min(ranks)]
+    if len(ranks) == 1:
+        return first
+    times = {rank: one.step_ms_median for rank, one in ranks.items() if one.step_ms_median is not None}
+    slowest = max(times, key=lambda rank: times[rank], default=None)
+    return replace(
+        first,
+        num_ranks=len(ranks),
+        step_ms_median=None if slowest is None else times[slowest],
+        num_skipped=max(one.num_skipped for one in ranks.values()),
+        notes=(*first.notes, *_differences(ranks)),
+    )
+
+
+def _differences(ranks: Mapping[int, RunSummary]) -> Iterator[str]:
+    """In what the ranks were not alike, though they should be."""
+    for what, values in (
+        ("computed in different formats", {rank: one.precision for rank, one in ranks.items()}),
+        ("made different numbers of steps", {rank: one.num_steps for rank, one in ranks.items()}),
+        ("skipped different numbers of steps", {rank: one.num_skipped for rank, one in ranks.items()}),
+        ("ended with different loss scales", {rank: one.final_scale for rank, one in ranks.items()}),
+    ):
+        if len(set(values.values())) > 1:
+            yield f"the ranks {what}: " + ", ".join(f"rank {rank} {values[rank]}" for rank in sorted(values))
 
 
 def leave_report(report: ProcessReport, *, parts: str, name: str) -> None:

@@ -57,7 +57,7 @@ def compared(monkeypatch):
     """The plans that were compared; none really is."""
     seen = []
 
-    def fake(target, plan, *, on_progress):
+    def fake(target, plan, *, on_progress, run):
         on_progress(Progress(variant="bf16", run=1, num_runs=2, num_done=3, num_total=120))
         seen.append((target, plan))
         return recording()
@@ -145,7 +145,7 @@ def test_an_interrupted_comparison_shows_and_saves_what_there_is(script, monkeyp
 def test_the_scratch_folder_is_gone_where_nothing_was_left_in_it(script, monkeypatch, capsys):
     seen = []
 
-    def fake(target, plan, *, on_progress):
+    def fake(target, plan, *, on_progress, run):
         folder = Path(plan.scratch)
         (folder / "fp32-0-abc").mkdir()
         seen.append(folder)
@@ -239,7 +239,7 @@ def test_a_launcher_is_no_script(compared, capsys, tmp_path, monkeypatch):
 def test_a_comparison_that_comes_to_nothing_leaves_no_folder(script, monkeypatch, capsys, end, status, said):
     seen = []
 
-    def ended(target, plan, *, on_progress):
+    def ended(target, plan, *, on_progress, run):
         seen.append(Path(plan.scratch))
         Path(plan.scratch, "stdout").write_text("kept")
         if isinstance(end, BaseException):

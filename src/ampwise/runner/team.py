@@ -1,0 +1,133 @@
+"""The processes that torchrun started together, each with ampwise in it: one leads, the others do as it says."""
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from ampwise.records.files import from_json, to_json
+from ampwise.records.ranks import merged
+from ampwise.records.run import RunRecord
+from ampwise.runner.bootstrap import spec_from_json, spec_to_json
+from ampwise.runner.child import run_child
+from ampwise.runner.script import Target
+from ampwise.runner.spec import LaunchSpec
+from ampwise.runner.store import AGENT_STORE, POLL_S, Team
+from ampwise.runner.summary import ProcessReport
+
+_GRACE_S: Final = 15.0
+"""How long a rank may go on after another failed: it mostly ends by itself, and says so better than a signal."""
+_REPORTS_S: Final = 20.0
+"""How long the leader waits for what the others did when its own script has ended."""
+
+
+class Lead:
+    """Makes a run on all ranks: what ``run_child`` does on one. The records come back as one.
+
+    Args:
+        team: of which this rank is the first.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._num_runs = 0
+
+    def __call__(
+        self, target: Target, spec: LaunchSpec, *, on_step: Callable[[int], None], output: str | None
+    ) -> RunRecord:
+        """Run ``target`` on every rank."""
+        self._num_runs += 1
+        port = _free_port()
+        self._team.put(_order(self._num_runs), json.dumps({"spec": spec_to_json(spec), "output": output, "port": port}))
+        run = partial(run_child, target, output=output, on_step=on_step)
+        records = [(0, _run(self._team, self._num_runs, spec, port, run))]
+        for rank in range(1, self._team.size):
+            text = self._team.wait_for(_record(self._num_runs, rank), seconds=_GRACE_S + _REPORTS_S)
+            if text is not None:
+                records.append((rank, from_json(text, RunRecord)))
+        return merged(records)
+
+    def dismiss(self) -> None:
+        """Let the others go; there is no further run."""
+        with suppress(Exception):  # torchrun may have taken the store away
+            self._team.put("done", "1")
+
+
+def follow(team: Team, target: Target) -> int:
+    """Make each run that the leader orders, until there is none; returns this process's status."""
+    num_runs = 1
+    while True:
+        order = team.get(_order(num_runs))
+        if order is None:
+            if team.get("done") is not None:
+                return 0
+            time.sleep(POLL_S)
+            continue
+        words = json.loads(order)
+        output = None if words["output"] is None else f"{words['output']}-rank{team.rank}"
+        run = partial(run_child, target, output=output)
+        record = _run(team, num_runs, spec_from_json(words["spec"]), words["port"], run)
+        team.put(_record(num_runs, team.rank), to_json(record))
+        num_runs += 1
+
+
+def put_report(team: Team, report: ProcessReport) -> None:
+    """Leave the first rank what this one did."""
+    team.put(f"report/{team.rank}", to_json(report))
+
+
+def gather_reports(team: Team) -> list[ProcessReport]:
+    """What the other ranks did, of those that say so in time."""
+    texts = [team.wait_for(f"report/{rank}", seconds=_REPORTS_S) for rank in range(1, team.size)]
+    return [from_json(text, ProcessReport) for text in texts if text is not None]
+
+
+def _order(num_run: int) -> str:
+    return f"order/{num_run}"
+
+
+def _record(num_run: int, rank: int) -> str:
+    return f"record/{num_run}/{rank}"
+
+
+def _run(team: Team, num_run: int, spec: LaunchSpec, port: int, run: Callable[..., RunRecord]) -> RunRecord:
+    """One rank's part; it ends the run where another rank's has failed.
+
+    Every run has a rendezvous of its own: in torchrun's store the next one would find what the last one left.
+    """
+    failed = f"failed/{num_run}"
+    record = run(
+        replace(spec, store=f"{team.address}/run/{num_run}"),
+        environ={"MASTER_PORT": str(port), AGENT_STORE: "False"},
+        give_up=_Patience(partial(team.get, failed)).is_over,
+    )
+    if not record.has_finished:
+        team.put(failed, str(team.rank))
+    return record
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return one.getsockname()[1]
+
+
+class _Patience:
+    """Ends some time after a word has come."""
+
+    def __init__(self, word: Callable[[], str | None]) -> None:
+        self._word = word
+        self._end: float | None = None
+        self._next_look = 0.0
+
+    def is_over(self) -> bool:
+        now = time.monotonic()
+        if self._end is None and now >= self._next_look:
+            self._next_look = now + POLL_S * 5
+            if self._word() is not None:
+                self._end = now + _GRACE_S
+        return self._end is not None and now >= self._end
