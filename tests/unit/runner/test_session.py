@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from ampwise import PrecisionScheduler, Schedule, TrainStep
 from ampwise._base.errors import CannotRunError
 from ampwise.records.run import RunEnd
 from ampwise.runner.choice import choose_once, own_gpu
@@ -61,6 +62,21 @@ def test_a_record_holds_steps_losses_and_memory(tmp_path):
     assert all(step.loss is not None and step.num_samples == 3 for step in record.steps)
     assert record.steps[1].time_ms is None  # slowed by the count of its storages
     assert record.peak_tensor_bytes > 0
+
+
+def test_a_record_holds_the_switches_of_a_scheduler(tmp_path):
+    spec = LaunchSpec(precision="fp32", record=str(tmp_path / "r"), **SYSTEM)
+    with session(spec) as current:
+        model = torch.nn.Linear(2, 1)
+        with PrecisionScheduler(model, "bf16", triggers=[Schedule(steps=[(1, 2)])]) as scheduler:
+            step = TrainStep(torch.optim.SGD(model.parameters(), lr=0.1), modules=model, precision="fp32")
+            for _ in range(3):
+                with step.autocast():
+                    loss = model(torch.ones(1, 2)).sum()
+                scheduler.step(loss, step(loss))
+    record = current.record(ScriptEnd(status=0))
+    assert [(one.step, one.group, one.after) for one in record.switches] == [(1, "model", "fp32"), (2, "model", "bf16")]
+    assert record.left_alone.startswith("ampwise.PrecisionScheduler (bf16) made at ")
 
 
 def test_equal_repeats_start_from_equal_weights(tmp_path):
