@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampwise.interpose.row import Row
 from ampwise.interpose.seam import Interceptor, Undo, intercept, undo_all
@@ -41,15 +42,32 @@ def around_steps(interceptor: Interceptor) -> Undo:
         follow(type(optimizer))
         return proceed(optimizer, *args, **kwargs)
 
-    for cls in _subclasses(Optimizer):
-        # torch marks the step of a class that has had an instance
-        if getattr(vars(cls).get("step"), "hooked", False):
-            follow(cls)
+    for cls in _used_classes():
+        follow(cls)
     construction = intercept(ADD_PARAM_GROUP, added)
 
     def undo() -> None:
         construction()
         undo_all(followed.values())
+
+    return undo
+
+
+def on_captured_steps(before: Callable[[Any], None], after: Callable[[Any], None]) -> Undo:
+    """Call both around every step, those too that a function holds which was captured before anything was replaced.
+
+    torch's learning rate schedulers keep the step of the optimizer they are built for, and so does Accelerate: what
+    replaces it later is never called. torch's own hooks run inside of it. They cannot tell of a step that raises, and
+    are registered only where an optimizer was there first.
+    """
+    if not any(True for _ in _used_classes()):
+        return lambda: None
+    first = register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: before(optimizer))
+    last = register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: after(optimizer))
+
+    def undo() -> None:
+        first.remove()
+        last.remove()
 
     return undo
 
@@ -76,6 +94,11 @@ def with_closure(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The step's arguments with another closure in the place of the one given."""
     return ((closure, *args[1:]), kwargs) if args else (args, {**kwargs, "closure": closure})
+
+
+def _used_classes() -> Iterator[type[Any]]:
+    """Classes that have had an instance: torch marks their step."""
+    return (cls for cls in _subclasses(Optimizer) if getattr(vars(cls).get("step"), "hooked", False))
 
 
 def _subclasses(cls: type[Any]) -> Iterator[type[Any]]:

@@ -1,12 +1,14 @@
 """Finds a plain training loop by what it calls, and publishes its events."""
 
+import threading
 from collections.abc import Callable
 from typing import Any, Self
 
 from ampwise.compat.autograd import is_inside_backward
 from ampwise.interpose.backward import BACKWARD, roots_of
+from ampwise.interpose.internal import is_hidden
 from ampwise.interpose.module_call import MODULE_CALL
-from ampwise.interpose.optimizer_step import around_steps, on_optimizer
+from ampwise.interpose.optimizer_step import around_steps, on_captured_steps, on_optimizer
 from ampwise.interpose.seam import Undo, intercept, undo_all
 from ampwise.observe.events import (
     BackwardEnded,
@@ -21,6 +23,12 @@ from ampwise.observe.scaler import OwnScaler
 
 Judge = Callable[[Any], StepOutcome]
 """Says how the step of an optimizer (None: the script's own hands) that has just ended went."""
+
+
+class _Captured(threading.local):
+    """This thread's optimizer whose step, which the row does not see, goes on."""
+
+    optimizer: Any = None
 
 
 class LoopWatcher:
@@ -47,6 +55,7 @@ class LoopWatcher:
         self._judge = judge
         self._has_optimizer = has_optimizer
         self._scaler = OwnScaler(bus)
+        self._captured = _Captured()
         self._undos: list[Undo] = []
 
     def __enter__(self) -> Self:
@@ -54,6 +63,7 @@ class LoopWatcher:
             self._scaler.start(),
             on_optimizer(self._on_optimizer),
             around_steps(self._around_step),
+            on_captured_steps(self._before_captured, self._after_captured),
             intercept(BACKWARD, self._around_backward),
             # calls of modules are many: they are looked at only if somebody asks
             self._bus.supply((ForwardStarted, ForwardEnded), lambda: intercept(MODULE_CALL, self._around_call)),
@@ -89,13 +99,29 @@ class LoopWatcher:
             self._bus.publish(self._judge(None))
 
     def _around_step(self, proceed: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        self._has_optimizer = True
-        if self._bus.wants(StepStarted):
-            self._bus.publish(StepStarted(optimizer=optimizer))
-        self._scaler.begin_step()
+        self._begin_step(optimizer)
         try:
             result = proceed(optimizer, *args, **kwargs)
         finally:
             self._scaler.end_step()
         self._bus.publish(self._scaler.judged(self._judge(optimizer)))
         return result
+
+    def _before_captured(self, optimizer: Any) -> None:
+        # where the same one's is said to go on, it raised
+        is_seen = self._scaler.is_in_step and self._captured.optimizer is not optimizer
+        if not is_seen and not is_hidden():
+            self._captured.optimizer = optimizer
+            self._begin_step(optimizer)
+
+    def _after_captured(self, optimizer: Any) -> None:
+        if self._captured.optimizer is optimizer:
+            self._captured.optimizer = None
+            self._scaler.end_step()
+            self._bus.publish(self._scaler.judged(self._judge(optimizer)))
+
+    def _begin_step(self, optimizer: Any) -> None:
+        self._has_optimizer = True
+        if self._bus.wants(StepStarted):
+            self._bus.publish(StepStarted(optimizer=optimizer))
+        self._scaler.begin_step()

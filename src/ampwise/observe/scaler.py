@@ -44,6 +44,11 @@ class OwnScaler:
         """Follow every scaler from now on."""
         return around_scalers({"scale": self._around_scale, "step": self._around_step})
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether an optimizer's outermost step goes on in this thread."""
+        return self._thread.is_in_step
+
     def unscaled(self, roots: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The losses that ``roots`` were before a scaler multiplied them."""
         if not self._losses:

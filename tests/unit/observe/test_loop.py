@@ -168,3 +168,84 @@ def test_a_supplier_starts_when_wanted_and_stops_when_undone():
     assert log == ["start", "stop"]
     bus.subscribe(ForwardStarted, log.append)
     assert log == ["start", "stop"]
+
+
+def steps_of(bus):
+    told = []
+    bus.subscribe(StepStarted, told.append)
+    bus.subscribe(StepOutcome, told.append)
+    return told
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_learning_rate_scheduler_hides_no_step(when):
+    """It keeps the step of the optimizer it is built for."""
+    bus, model = EventBus(), net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(opt, 1) if when == "before" else None
+    told = steps_of(bus)
+    with LoopWatcher(bus, has_optimizer=True):
+        schedule = schedule or torch.optim.lr_scheduler.StepLR(opt, 1)
+        for _ in range(2):
+            model(torch.ones(3, 2)).sum().backward()
+            opt.step()
+            schedule.step()
+    opt.step()
+    assert story(told) == "SsSs"
+    assert {event.optimizer for event in told} == {opt}
+
+
+def test_a_captured_step_that_raises_hides_no_other():
+    bus, model = EventBus(), net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = opt.step
+    told = steps_of(bus)
+    with LoopWatcher(bus, has_optimizer=True):
+        with pytest.raises(ZeroDivisionError):
+            step(lambda: 1 / 0)
+        step()
+        opt.step()
+    assert story(told) == "SSsSs"
+
+
+def test_a_captured_step_of_an_optimizer_within_one_is_none_of_its_own():
+    class Outer(torch.optim.SGD):
+        def step(self, closure=None):
+            inner_step()
+            return super().step(closure)
+
+    bus, model = EventBus(), net()
+    inner_step = torch.optim.SGD(model.parameters(), lr=0.1).step
+    outer = Outer(model.parameters(), lr=0.1)
+    told = steps_of(bus)
+    with LoopWatcher(bus, has_optimizer=True):
+        outer.step()
+    assert story(told) == "Ss"
+    assert told[1].optimizer is outer
+
+
+def test_a_step_that_a_scaler_takes_through_a_captured_function_was_taken():
+    """As Accelerate's optimizers call theirs."""
+    bus, model = EventBus(), net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    opt.step = opt.step
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    told = steps_of(bus)
+    with LoopWatcher(bus, has_optimizer=True):
+        for factor in (1.0, float("inf")):
+            scaler.scale((model(torch.ones(3, 2)) * factor).sum()).backward()
+            scaler.step(opt)
+            scaler.update()
+            opt.zero_grad()
+    assert [(bool(event.stepped), float(event.scale)) for event in told[1::2]] == [(True, 4.0), (False, 4.0)]
+
+
+def test_nothing_of_torchs_hooks_stays():
+    torch.optim.SGD(net().parameters(), lr=0.1)
+    from torch.optim import optimizer
+
+    with LoopWatcher(EventBus()):
+        assert optimizer._global_optimizer_pre_hooks
+        assert optimizer._global_optimizer_post_hooks
+    assert not optimizer._global_optimizer_pre_hooks
+    assert not optimizer._global_optimizer_post_hooks
