@@ -1,6 +1,8 @@
 """The scheduler in training loops: what moves, what is told of it, what stays, and how it is resumed and refused."""
 
+import copy
 import math
+import pickle
 import warnings
 
 import pytest
@@ -365,3 +367,37 @@ def test_a_wrapped_model_and_one_on_which_presets_rules_mean_nothing():
     with PrecisionScheduler(wrapped, "fp16-safe", triggers=["nonfinite"]) as scheduler:
         assert tuple(scheduler.groups) == GROUPS
         wrapped(torch.randn(2, 4))
+
+
+def test_copies_and_pickles_of_the_model_compute_as_it_does():
+    model, x = Blocks(), torch.randn(3, 4)
+    with PrecisionScheduler(
+        model, "bf16", triggers=[Schedule(steps=[(0, 1)], groups=["inp"]), "nonfinite"]
+    ) as scheduler:
+        expected = model(x)
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        assert all(torch.equal(one(x), expected) for one in copies)
+        scheduler.step(1.0)
+        assert not torch.equal(model(x), expected)
+        assert all(torch.equal(one(x), expected) for one in copies)  # they stay where they were
+
+
+def test_a_backward_pass_that_fails_costs_its_own_numbers_alone():
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(_, __):
+            raise RuntimeError("mine")
+
+    model = Blocks()
+    with PrecisionScheduler(model, "bf16", triggers=["grad-norm-spike"]) as scheduler:
+        x = Failing.apply(torch.ones(2, 4, requires_grad=True))
+        with pytest.raises(RuntimeError, match="mine"):
+            model(x).sum().backward()
+        scheduler.step(1.0)
+        model(torch.ones(2, 4)).sum().backward()
+        scheduler.step(1.0)
+        assert [len(one) for one in scheduler._state.triggers[0].octaves] == [1] * 4
