@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from ampwise.compat.autocast import DECORATOR_FRAME, disable, function_entering, is_enabled
 from ampwise.compat.dynamo import belongs_to_dynamo, is_graph, traced_file
@@ -49,8 +50,13 @@ class Found(Protocol):
         ...
 
 
-def on_own_amp(found: Found) -> Undo:
-    """Call ``found`` before the script's own mixed precision takes effect. It may be called more than once."""
+def on_own_amp(found: Found, *, is_ours: Callable[[Tensor], bool] = lambda _: False) -> Undo:
+    """Call ``found`` before the script's own mixed precision takes effect. It may be called more than once.
+
+    Args:
+        found: Told of it.
+        is_ours: Whether a parameter is in low precision by ampwise's doing, and so says nothing of the script.
+    """
 
     def entered(proceed: Callable[..., Any], region: torch.autocast, *args: Any, **kwargs: Any) -> Any:
         if is_enabled(region):
@@ -65,7 +71,8 @@ def on_own_amp(found: Found) -> Undo:
             found(f"{type(scaler).__name__} made {where()}", in_dynamo=False)
 
     def given(optimizer: Any) -> None:
-        low = next((p for group in optimizer.param_groups for p in group["params"] if p.dtype in _LOW), None)
+        params = (param for group in optimizer.param_groups for param in group["params"])
+        low = next((param for param in params if param.dtype in _LOW and not is_ours(param)), None)
         if low is not None:
             dtype = str(low.dtype).removeprefix("torch.")
             found(f"{type(optimizer).__name__} given {dtype} parameters {where()}", in_dynamo=False)

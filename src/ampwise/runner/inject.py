@@ -24,6 +24,7 @@ from ampwise.runner.spec import Lists
 
 if TYPE_CHECKING:
     from ampwise.plan.plan import Plan
+    from ampwise.runner.low_parameters import LowParameters
     from ampwise.runtime.device import Choice
     from ampwise.runtime.loss_scale import LossScale
 
@@ -109,7 +110,7 @@ def inject(
         stack.callback(bus.subscribe(StepOutcome, injected.count))
         stack.enter_context(LoopWatcher(bus, judge=effect.judge))
         stack.callback(bus.subscribe(StepOutcome, effect.settle))
-        stack.callback(on_own_amp(effect.leave_alone))
+        stack.callback(on_own_amp(effect.leave_alone, is_ours=effect.has_cast))
         stack.callback(bus.subscribe(PrecisionTaken, effect.leave_to))
         stack.callback(effect.stop_rules)
         stack.callback(effect.stop)
@@ -139,6 +140,7 @@ class _Effect:
         self._injected = injected
         has_fp16 = choice.precision == "fp16" or (plan is not None and any(one.compute == "fp16" for one in plan.rules))
         self._scaling = HiddenScale(loss_scale) if has_fp16 else None
+        self._low_parameters: LowParameters | None = None
         self._stack = ExitStack()
         self._rules = ExitStack()
 
@@ -163,6 +165,10 @@ class _Effect:
 
     def stop_rules(self) -> None:
         self._rules.close()
+
+    def has_cast(self, param: torch.Tensor) -> bool:
+        """Whether the plan, not the script, has brought ``param`` to its format."""
+        return self._low_parameters is not None and self._low_parameters.has_cast(param)
 
     def leave_alone(self, what: str, *, in_dynamo: bool) -> None:
         """Step back for the script's own mixed precision; while Dynamo is at work, only after the step."""
@@ -220,6 +226,7 @@ class _Effect:
         low = LowParameters(plan)
         self._stack.callback(low.stop)
         low.start()
+        self._low_parameters = low
         self._injected.note(f"plan: parameters are kept in {plan.parameters}, {plan.updates.words}")
 
     def _start_rules(self, plan: "Plan", device_type: str) -> None:

@@ -31,7 +31,7 @@ class LowParameters:
         self._dtype = DTYPES[plan.parameters]
         self._updates = plan.updates
         self._known: WeakSet[nn.Module] = WeakSet()
-        self._cast: list[Tensor] = []
+        self._cast: dict[int, Tensor] = {}
         self._originals: dict[int, Tensor] = {}
         self._stack = ExitStack()
 
@@ -45,6 +45,10 @@ class LowParameters:
     def stop(self) -> None:
         """Give the parameters back in fp32. May be called more than once."""
         self._stack.close()
+
+    def has_cast(self, param: Tensor) -> bool:
+        """Whether ``param`` is in the plan's format by this, and not by the script."""
+        return id(param) in self._cast
 
     def _around_call(self, proceed: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         if module not in self._known:
@@ -79,10 +83,10 @@ class LowParameters:
         if self._updates is Updates.MASTER:
             self._originals[id(param)] = param.data
         _recast(param, self._dtype)
-        self._cast.append(param)
+        self._cast[id(param)] = param
 
     def _widen(self) -> None:
-        for param in self._cast:
+        for param in self._cast.values():
             _recast(param, torch.float32)
         self._cast.clear()
         self._originals.clear()

@@ -61,3 +61,23 @@ def test_what_cannot_be_ends_the_run():
     with running("master"), pytest.raises(RefusedRun) as refused:
         torch.optim.LBFGS(net.parameters())
     assert "LBFGS keeps a list of the parameters" in str(refused.value.error)
+
+
+@pytest.mark.parametrize("updates", ["nearest", "master"])
+def test_a_second_optimizer_of_parameters_that_the_plan_cast_is_no_mixed_precision_of_the_scripts_own(updates):
+    net = model()
+    with running(updates) as injected:
+        train(net, torch.optim.AdamW(net.parameters(), lr=1e-3))
+        second = torch.optim.AdamW(net.parameters(), lr=1e-4)
+        train(net, second)
+        assert injected.left_alone is None
+        assert net[0].weight.dtype is BF16
+        assert (keeper_of(second) is not None) == (updates == "master")
+
+
+def test_parameters_that_the_script_cast_itself_are_its_own_beside_those_of_the_plan():
+    net, own = model(), model().to(BF16)
+    with running("nearest") as injected:
+        train(net, torch.optim.AdamW(net.parameters(), lr=1e-3))
+        torch.optim.AdamW([*net.parameters(), *own.parameters()], lr=1e-3)
+        assert "AdamW given bfloat16 parameters" in injected.left_alone
