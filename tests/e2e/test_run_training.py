@@ -221,11 +221,12 @@ process.join()
 """
 
 
-def check_summary(done, *, steps, times=1):
+def check_summary(done, *, steps, times=1, ranks=1):
     lines = [line for line in done.err.splitlines() if line.startswith("ampwise: ")]
     assert done.status == 0, done.err
     assert lines.count("ampwise: bf16 on cpu: asked for") == times
-    assert sum(line.startswith(f"ampwise: {steps} steps; median") for line in lines) == times
+    counted = f"{steps} steps" if ranks == 1 else f"{ranks} ranks, {steps} steps each"
+    assert sum(line.startswith(f"ampwise: {counted}; median") for line in lines) == times
     assert len(lines) == 3 * times
 
 
@@ -243,7 +244,7 @@ def test_a_forked_process_that_trains_is_counted(folder):
 def test_torchrun_behind_the_dashes_reaches_every_rank(folder):
     (folder / "ranks.py").write_text(RANKS)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    check_summary(ampwise("run", "--precision", "bf16", "--", *launcher, "ranks.py", cwd=folder), steps=3)
+    check_summary(ampwise("run", "--precision", "bf16", "--", *launcher, "ranks.py", cwd=folder), steps=3, ranks=2)
 
 
 @pytest.mark.slow
@@ -251,7 +252,7 @@ def test_torchrun_may_start_ampwise_itself_and_rank_0_speaks(folder):
     (folder / "ranks.py").write_text(RANKS)
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ampwise")
     done = ampwise("run", "--precision", "bf16", "ranks.py", cwd=folder, module=launcher)
-    check_summary(done, steps=3)
+    check_summary(done, steps=3, ranks=2)
 
 
 @pytest.mark.slow
