@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ampwise.plan.file import load_plan
+from ampwise._base.errors import CannotRunError
+from ampwise.plan.file import load_plan, parse_plan
 from ampwise.plan.plan import Plan, Rule
-from ampwise.plan.writing import save_plan
+from ampwise.records.tuning import Outcome
+from ampwise.runner.script import Target
+from ampwise.tune.question import Question
+from ampwise.tune.tune import Tuner
+from forked_runs import run_forked
 from known_answers import KNOWN_ANSWERS
 
 HERE = Path(__file__).parent
@@ -18,8 +23,9 @@ HELPERS, EXAMPLES = HERE.parent / "helpers", HERE.parents[1] / "examples"
 SCRIPT = """
 import sys
 import torch
-from known_answers import KNOWN_ANSWERS
+from known_answers import KNOWN_ANSWERS, Training
 
+Training._cast = lambda self, dtype: None  # those in half precision too are left in fp32
 torch.set_num_threads(1)
 (answer,) = [one for one in KNOWN_ANSWERS if one.name == sys.argv[1]]
 training = answer.make(int(sys.argv[2])).in_fp32()
@@ -100,87 +106,111 @@ PURE = {
 FIXED = ("t5_wo", "vae_conv", "fed_batch_norm", *PURE)
 
 
-@pytest.mark.slow
+def tuned(folder, monkeypatch, source, *arguments, state=None, resume=False, run=run_forked, **question):
+    """``ampwise tune`` whose runs are copies of this process."""
+    (folder / "train.py").write_text(source)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(HELPERS)
+    return Tuner(
+        target=Target(path="train.py", argv=tuple(map(str, arguments))),
+        question=Question(**{"num_steps": 12, "device": "cpu", **question}),
+        state=state,
+        resume=resume,
+        saved=str(folder / "scratch" / "saved"),
+        run=run,
+    ).tune()
+
+
 @pytest.mark.parametrize("name", FIXED)
-def test_every_known_overflow_gets_the_known_fix(name, tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
+def test_every_known_overflow_gets_the_known_fix(name, tmp_path, monkeypatch):
     answer = next(one for one in KNOWN_ANSWERS if one.name == name)
     low, op = PURE.get(name, ("fp16", None))
-    options = ["--target", low, "--steps", 12, "--json", "-o", "plan.toml"]
-    if op is not None:
-        save_plan(Plan(default=low, rules=(Rule(op=op, compute=low, because="pure"),)), tmp_path / "pure.toml")
-        options += ["--plan", "pure.toml"]
+    base = None if op is None else Plan(default=low, rules=(Rule(op=op, compute=low, because="pure"),))
     seed = KNOWN_ANSWERS.index(answer) % 5
-    done = tune(*options, folder=tmp_path, script=("train.py", name, seed))
-    assert done.returncode == 0, done.stdout + done.stderr
-    kept = load_plan(tmp_path / "plan.toml").rules[op is not None :]
+    record = tuned(tmp_path, monkeypatch, SCRIPT, name, seed, low=low, base=base)
+    assert [one.module for one in record.kept] == [answer.module]
+    if name == "fed_batch_norm":  # nothing else of it is computed in fp16 at all
+        assert record.outcome is Outcome.ONLY_FP32
+        return
+    assert record.outcome is Outcome.FOUND
+    kept = parse_plan(record.plan).rules[op is not None :]
     assert [(rule.module, rule.compute) for rule in kept] == [(answer.module, "fp32")]
     assert kept[0].because
+    assert all(one.passes for one in record.trials if set(one.kept) == {answer.module})
 
 
-@pytest.mark.slow
-def test_what_precision_cannot_fix_is_said(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    done = tune("--steps", 12, "-o", "plan.toml", folder=tmp_path, script=("train.py", "sinkhorn", 0))
-    assert done.returncode == 1
-    said = " ".join(done.stdout.split())
-    assert "so precision cannot fix this" in said
-    assert "aten.exp in sinkhorn" in said
-    assert not (tmp_path / "plan.toml").exists()
+def test_what_precision_cannot_fix_is_said(tmp_path, monkeypatch):
+    record = tuned(tmp_path, monkeypatch, SCRIPT, "sinkhorn", 0)
+    assert record.outcome is Outcome.FAULT_IN_FP32
+    assert "so precision cannot fix this: aten.exp in sinkhorn" in record.explanation
+    assert record.plan is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("low", ["fp16", "fp8"])
-def test_the_example_with_an_overflow(low, tmp_path):
-    done = tune("--target", low, "--steps", 16, "-o", "plan.toml", folder=tmp_path, script=EXAMPLES / "overflow.py")
-    assert done.returncode == 0, done.stderr
-    rules = load_plan(tmp_path / "plan.toml").rules
-    assert [rule.module for rule in rules if rule.op is None] == (["layers.1.wo"] if low == "fp16" else [])
+@pytest.mark.parametrize("low", ["fp16", "bf16", "fp8_e4m3"])
+def test_the_example_with_an_overflow(low, tmp_path, monkeypatch):
+    record = tuned(tmp_path, monkeypatch, (EXAMPLES / "overflow.py").read_text(), low=low, num_steps=16)
+    assert record.outcome is Outcome.FOUND
+    assert [one.module for one in record.kept] == (["layers.1.wo"] if low == "fp16" else [])
 
 
-@pytest.mark.slow
-def test_interrupted_by_its_budget_it_goes_on(folder):
-    seen = []
-    for minutes in (0.02, None):
-        budget = () if minutes is None else ("--budget", minutes)
-        resume = ("--resume",) if seen else ()
-        done = tune(*budget, *resume, "--steps", 8, "--json", "-o", "plan.toml", folder=folder)
-        seen.append(json.loads(done.stdout))
-        assert (folder / "plan.toml.state").exists() == (minutes is not None)
-    assert seen[0]["outcome"] == "nothing yet"
-    assert seen[1]["outcome"] == "found"
-    assert "--resume" in done.stderr or minutes is None
+def test_interrupted_it_goes_on_and_comes_to_the_same(tmp_path, monkeypatch):
+    state, runs = tmp_path / "plan.toml.state", []
+
+    def four_runs(target, spec, *, on_step, output):
+        if len(runs) == 4:
+            raise KeyboardInterrupt
+        runs.append(spec)
+        return run_forked(target, spec, on_step=on_step, output=output)
+
+    straight = tuned(tmp_path, monkeypatch, TINY)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(tmp_path, monkeypatch, TINY, state=state, run=four_runs)
+    assert state.exists()
+    record = tuned(tmp_path, monkeypatch, TINY, state=state, resume=True)
+    assert not state.exists()
+    assert record.resumed == 1
+    assert (record.plan, record.trials) == (straight.plan, straight.trials)
 
 
-@pytest.mark.slow
+NO_LOSS = """
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(12):
+    output = model(torch.ones(2, 4))
+    output.backward(torch.ones_like(output))
+    optimizer.step()
+"""
+OWN_AUTOCAST = TINY.replace("    loss = (", '    with torch.autocast("cpu", torch.float16):\n        loss = (')
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [
         ("print('no training')", "no training step"),
-        (
-            TINY.replace("loss.backward()", "loss.sum().backward() if 0 else [p.register_hook(print) for p in ()]"),
-            "loss",
-        ),
-        (
-            TINY.replace("model = ", "model = torch.nn.Sequential() if 0 else ").replace(
-                "x = torch", "raise OSError('x')"
-            ),
-            "",
-        ),
+        (NO_LOSS, "12 steps were seen and no loss"),
         (
             TINY.replace("optimizer = ", "model.half(); optimizer = ").replace("randn(16, 8)", "randn(16, 8).half()"),
             "half",
         ),
-        (
-            TINY.replace("torch.manual_seed(0)", "torch.manual_seed(__import__('time').time_ns())"),
-            "same seeds differ by",
-        ),
+        (TINY.replace("manual_seed(0)", "manual_seed(__import__('time').time_ns() % 2**62)"), "same seeds differ by"),
     ],
-    ids=["no training", "no loss", "fails", "half", "other data each time"],
+    ids=["no training", "no loss", "half", "other data each time"],
 )
-def test_scripts_that_no_plan_can_be_judged_on(folder, source, says):
-    (folder / "train.py").write_text(source)
-    done = tune("--steps", 8, "--tolerance", 0.001, "-o", "plan.toml", folder=folder)
-    assert done.returncode in {1, 3}, done.stdout
-    assert says in done.stdout + done.stderr
-    assert not (folder / "plan.toml").exists()
+def test_scripts_that_no_plan_can_be_judged_on(tmp_path, monkeypatch, source, says):
+    with pytest.raises(CannotRunError, match=says):
+        tuned(tmp_path, monkeypatch, source, tolerance=0.001)
+
+
+def test_a_script_that_raises_is_told_with_its_own_words(tmp_path, monkeypatch):
+    record = tuned(tmp_path, monkeypatch, TINY.replace("x = torch", "raise OSError('disk full'); x = torch"))
+    assert record.outcome is Outcome.FAULT_IN_FP32
+    assert "disk full" in record.explanation
+
+
+def test_a_script_with_its_own_autocast_is_tried_within_it(tmp_path, monkeypatch):
+    record = tuned(tmp_path, monkeypatch, OWN_AUTOCAST)
+    assert record.outcome is Outcome.FOUND
+    assert [one.module for one in record.kept] == ["1"]
+    assert any("mixed precision of its own" in note for note in record.notes)

@@ -46,6 +46,8 @@ class TrialRecord:
     """In units of the tolerance: at most 1 passes. Infinite where the run failed."""
     reason: str
     """In words."""
+    left_alone: str | None = None
+    """The script's own mixed precision, within which the plan was tried; None where ampwise applied the default."""
 
     @property
     def passes(self) -> bool:
@@ -120,7 +122,7 @@ class TuningRecord:
     explanation: str
     """The outcome in a sentence."""
     num_steps: int
-    """Of each run."""
+    """Of each run: as many as were asked for, or as the script makes."""
     ranked_steps: tuple[int, ...]
     """Steps by which modules were ranked; no loss of theirs is compared."""
     noise: NoiseRecord | None = None

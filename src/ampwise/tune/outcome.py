@@ -48,11 +48,11 @@ def answer(
     )
 
 
-def check_judgeable(run: RunRecord) -> None:
-    """Refuse a training in fp32 that no plan could be compared with.
+def check_parameters(run: RunRecord) -> None:
+    """Refuse a training whose parameters are in half precision: what was to be its fp32 is none.
 
     Raises:
-        CannotRunError: it has no loss, or is not in fp32.
+        CannotRunError: they are.
     """
     if run.left_alone is not None and "parameters" in run.left_alone:
         own = inert_line(run.left_alone, max_length=120)
@@ -60,6 +60,14 @@ def check_judgeable(run: RunRecord) -> None:
             f"the script keeps its parameters in half precision ({own}), so there is no fp32 to compare with, and no "
             "rule could bring a module back to it; leave them in fp32 and let the plan cast"
         )
+
+
+def check_losses(run: RunRecord) -> None:
+    """Refuse a training without a loss.
+
+    Raises:
+        CannotRunError: none was seen.
+    """
     if not curves(run):
         raise CannotRunError(
             f"{len(run.steps)} steps were seen and no loss, by which a plan is judged: a single number on which the "
@@ -85,9 +93,9 @@ def origin_in(run: RunRecord) -> str:
     return f": {inert_line(first.site.op)}{where}{line} makes {first.kind.value} of finite numbers"
 
 
-def notes_on(runs: Iterable[RunRecord], sensitivity: SensitivityRecord, noise: NoiseRecord) -> Iterator[str]:
-    """What the reader should know of the runs that all trials are judged by."""
-    own = next((run.left_alone for run in runs if run.left_alone is not None), None)
+def notes_on(trials: Iterable[TrialRecord], sensitivity: SensitivityRecord, noise: NoiseRecord) -> Iterator[str]:
+    """What the reader should know of the trials, and of the runs that they are judged by."""
+    own = next((trial.left_alone for trial in trials if trial.left_alone is not None), None)
     if own is not None:
         yield (
             f"the script has mixed precision of its own ({inert_line(own, max_length=120)}); the plan was tried within "

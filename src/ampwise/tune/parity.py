@@ -52,7 +52,7 @@ def noise_of(first: RunRecord, again: RunRecord, other: RunRecord, *, tolerance:
 def trial_of(run: RunRecord, *, fp32: RunRecord, noise: NoiseRecord, kept: tuple[str, ...], seed: int) -> TrialRecord:
     """What a run under a plan shows beside fp32's with the same seeds."""
     error, reason = _error(run, fp32, noise)
-    return TrialRecord(kept=kept, seed=seed, error=error, reason=reason)
+    return TrialRecord(kept=kept, seed=seed, error=error, reason=reason, left_alone=run.left_alone)
 
 
 def _error(run: RunRecord, fp32: RunRecord, noise: NoiseRecord) -> tuple[float, str]:

@@ -23,7 +23,7 @@ from ampwise.runner.environment import describe_environment
 from ampwise.runner.script import Target
 from ampwise.runner.spec import LaunchSpec
 from ampwise.runner.summary import NO_STEP_FOUND
-from ampwise.tune.outcome import answer, check_judgeable, notes_on, origin_in, what_failed
+from ampwise.tune.outcome import answer, check_losses, check_parameters, notes_on, origin_in, what_failed
 from ampwise.tune.parity import noise_of
 from ampwise.tune.question import Question
 from ampwise.tune.rules import check_fit, plan_of, with_fp8
@@ -135,9 +135,10 @@ class Tuner:
             if place == len(made):
                 made.append(order())
                 journal.add_fp32(made[-1])
+            check_parameters(made[place])
             if not made[place].has_finished or made[place].has_lost_numbers:
                 return self._failed(made[place], made[0])
-            check_judgeable(made[place])
+            check_losses(made[place])
         first, again, other = made
         noise = noise_of(first, again, other, tolerance=self.question.tolerance)
         if first.sensitivity is None or not first.sensitivity.modules:
@@ -187,32 +188,43 @@ class Tuner:
         outcome, explanation = answer(found, ground.sensitivity, done, is_confirmed=is_confirmed)
         record = replace(
             self._record(outcome, explanation),
+            num_steps=len(ground.ranked.steps),
             ranked_steps=ground.sensitivity.steps,
             noise=ground.noise,
             num_modules=len({one.module for one in ground.sensitivity.modules}),
             trials=done,
             modules=most_harmful(ground.sensitivity),
-            notes=tuple(notes_on(ground.by_seed.values(), ground.sensitivity, ground.noise)),
+            notes=tuple(notes_on(done, ground.sensitivity, ground.noise)),
         )
-        if found.best is None or not outcome.has_plan:
+        if found.best is None:
             return record
         kept = frozenset(found.best.kept)
         by_path = {one.module: one for one in ground.sensitivity.modules}
         reasons = {name: why(by_path[name], low=self.question.low, trials=done, kept=kept) for name in found.best.kept}
-        plan = plan_of(
-            self.question.start(), kept, ground.sensitivity.modules, high=self.question.high, why=reasons.get
-        )
-        last = trials.last if is_confirmed else None
-        return replace(
+        record = replace(
             record,
-            plan=to_toml(pinned(with_fp8(plan, self.question.low))),
             kept=tuple(
                 KeptModule(module=name, because=reasons[name], is_certain=by_path[name].fault is not None)
                 for name in found.best.kept
             ),
-            peak_tensor_bytes=last.peak_tensor_bytes if last is not None else None,
-            peak_tensor_bytes_fp32=ground.by_seed[max(ground.by_seed)].peak_tensor_bytes,
-            ratio_time=_ratio(ground.by_seed[max(ground.by_seed)], last) if self._emulate is None else None,
+        )
+        return self._with_plan(record, reasons, ground, trials.last) if outcome.has_plan else record
+
+    def _with_plan(
+        self, record: TuningRecord, reasons: dict[str, str], ground: _Ground, last: RunRecord | None
+    ) -> TuningRecord:
+        """With the plan, and what its last run took, if that was made now."""
+        plan = plan_of(
+            self.question.start(), reasons, ground.sensitivity.modules, high=self.question.high, why=reasons.get
+        )
+        fp32 = ground.by_seed[max(ground.by_seed)]
+        is_confirmed = last is not None and last.repeat == fp32.repeat
+        return replace(
+            record,
+            plan=to_toml(pinned(with_fp8(plan, self.question.low))),
+            peak_tensor_bytes=last.peak_tensor_bytes if last is not None and is_confirmed else None,
+            peak_tensor_bytes_fp32=fp32.peak_tensor_bytes,
+            ratio_time=_ratio(fp32, last) if self._emulate is None and is_confirmed else None,
         )
 
     def _record(self, outcome: Outcome, explanation: str) -> TuningRecord:

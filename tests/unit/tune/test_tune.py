@@ -134,6 +134,12 @@ def test_a_script_without_a_loss_is_refused(stack):
         tuner(stack).tune()
 
 
+def test_a_script_may_end_before_the_steps_that_were_asked_for(stack):
+    stack.num_losses = 12
+    record = tuner(stack, num_steps=30).tune()
+    assert (record.num_steps, record.noise.num_steps) == (12, 6)
+
+
 def test_too_few_losses_are_refused(stack):
     stack.num_losses = 5
     with pytest.raises(CannotRunError, match=r"5 losses were seen in fp32, .* at least 8"):
