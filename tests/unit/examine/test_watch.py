@@ -84,6 +84,21 @@ def test_an_exception_passes_through_and_is_evidence():
     assert "DR601 at tests/unit/examine/test_watch.py:" in str(ampwise.diagnose(rec))
 
 
+def test_who_stops_it_by_ctrl_c_is_told_of_no_crash():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watch = ampwise.watch(model, optimizer, instruments=("usage",))
+
+    def loop():
+        step(model, optimizer)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), watch as rec:
+        loop()
+    assert rec.recording.runs[0].end is RunEnd.KILLED
+    assert ampwise.diagnose(rec).is_healthy
+
+
 def test_several_models_by_their_names():
     first, second = Net(), Net()
     with ampwise.watch({"gen": first, "disc": second}, instruments=("layout",)) as rec:

@@ -39,7 +39,7 @@ for step in range(20):
 def check(case: Case) -> Iterator[Finding]:
     """A crash of no known kind, unless the run in fp32 did without it."""
     failure = crashed(case, CrashKind.OTHER)
-    if failure is None or in_fp32(case) is False:
+    if failure is None or failure.kind == "KeyboardInterrupt" or in_fp32(case) is False:
         return
     same = in_fp32(case) or is_in_fp32_already(case)
     yield finding(
