@@ -28,6 +28,7 @@ import ampwise
 from ampwise.runtime.overflow import HopelessOverflowError
 
 STEPS = 200
+FILE = OUT / "scheduler.json"
 MODES = ("fp32", "low", "scheduled", "plain rule")
 
 
@@ -105,6 +106,7 @@ class Outcome:
 
     @property
     def has_diverged(self) -> bool:
+        """See the head of this file."""
         return not math.isfinite(self.loss) or self.loss > self.untrained / 2 or self.num_last_skipped >= 20
 
 
@@ -254,6 +256,15 @@ def summary(outcomes: list[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def kept(own: list[Outcome]) -> list[Outcome]:
+    """All runs by now, those of a task done again in the place of the earlier; tasks may be run one by one."""
+    earlier = [Outcome(**one) for one in json.loads(FILE.read_text())] if FILE.exists() else []
+    every = [*(one for one in earlier if one.task != own[0].task), *own]
+    OUT.mkdir(exist_ok=True)
+    FILE.write_text(json.dumps([asdict(one) for one in every], indent=1))
+    return every
+
+
 def main() -> None:
     """Train all, print the table, write every run down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -269,10 +280,9 @@ def main() -> None:
         if given.only in task.name:
             own = [train(task, mode, seed) for mode in MODES for seed in range(given.seeds)]
             print(shown(own), flush=True)
-            outcomes += own
+            outcomes = kept(own)
+    print(f"over the trainings in {FILE}:")
     print(summary(outcomes))
-    OUT.mkdir(exist_ok=True)
-    (OUT / "scheduler.json").write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
 
 
 if __name__ == "__main__":
