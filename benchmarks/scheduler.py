@@ -165,9 +165,10 @@ def scheduler(model: nn.Module, task: Task, mode: str) -> ampwise.PrecisionSched
 def train(task: Task, mode: str, seed: int) -> Outcome:
     """One run."""
     torch.manual_seed(seed)
-    teacher = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    first, last = nn.Linear(8, 16), nn.Linear(16, 4)
+    teacher = nn.Sequential(first, nn.Tanh(), last)
     with torch.no_grad():
-        teacher[2].weight.mul_(3)
+        last.weight.mul_(3)
     model, loss_of, data = Net(), criterion(task), batches(task, teacher, seed + 1)
     kind: Any = {"adam": torch.optim.AdamW, "sgd": torch.optim.SGD}[task.optimizer]
     optimizer = kind(model.parameters(), lr=task.lr, **({"momentum": task.momentum} if task.optimizer == "sgd" else {}))
@@ -270,6 +271,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--only", default="", help="tasks whose name holds this")
+    parser.add_argument("--quick", action="store_true", help="2 seeds")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # a run that is lost says so, once a run
@@ -278,7 +280,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for task in TASKS:
         if given.only in task.name:
-            own = [train(task, mode, seed) for mode in MODES for seed in range(given.seeds)]
+            own = [train(task, mode, seed) for mode in MODES for seed in range(2 if given.quick else given.seeds)]
             print(shown(own), flush=True)
             outcomes = kept(own)
     print(f"over the trainings in {FILE}:")
