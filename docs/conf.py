@@ -18,9 +18,11 @@ myst_heading_anchors = 3
 
 
 def setup(app: Sphinx) -> None:
-    """The pages of rules, and the READMEs, are written from what they share before any page is read."""
+    """The pages of rules, the READMEs and the pictures are written from what they share before any page is read."""
+    from format_pictures import write_pictures
     from readme_pages import write_readmes
     from rule_pages import write_rule_pages
 
     app.connect("builder-inited", lambda _: write_rule_pages(HERE / "rules"))
     app.connect("builder-inited", lambda _: write_readmes(HERE.parent))
+    app.connect("builder-inited", lambda _: write_pictures(HERE / "learn/pictures"))

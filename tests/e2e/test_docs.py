@@ -1,5 +1,7 @@
 """The documentation runs: its python with small stand-ins, its commands through the parser, its links to files."""
 
+import contextlib
+import io
 import re
 import shlex
 from pathlib import Path
@@ -7,16 +9,30 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("README*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/learn").glob("*.md"))]
+PAGES = [
+    *sorted(ROOT.glob("README*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/learn").glob("*.md")),
+]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GENERATED = {"rules/doctor.md", "rules/lint.md"}
 """Pages that the build of the documentation writes."""
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#:]+)\)")
+LESSONS = [page for page in PAGES if page.parent.name == "learn" and page.name != "claims.md"]
+"""Pages to paste into Python: they import all they use, and show all they print."""
+BLOCK_AND_OUTPUT = re.compile(r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+COMMENT_OF_PRINT = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
+ANSWER = re.compile(r"^<details><summary>Answer</summary>\n(.*?)^</details>$", re.MULTILINE | re.DOTALL)
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
 def blocks(page, language):
     return [code for name, code in BLOCK.findall(page.read_text()) if name == language]
+
+
+lessons = pytest.mark.parametrize(
+    "page", [page for page in LESSONS if blocks(page, "python")], ids=lambda page: page.name
+)
 
 
 def stand_ins():
@@ -39,7 +55,11 @@ def stand_ins():
 
 
 @pytest.mark.filterwarnings("ignore:.*GradScaler is enabled, but CUDA is not available")
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if blocks(page, "python") and page not in LESSONS and page.name != "recipes.md"],
+    ids=lambda page: page.name,
+)
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = stand_ins()
@@ -49,10 +69,43 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     if page.name == "estimate.md":  # its model is in another process
         assert names["estimate"].fits
         return
-    if "learn" in page.parts:  # its blocks say themselves what must be so
+    if page.name == "claims.md":  # its blocks say themselves what must be so
         return
     assert names["result"].stepped
     assert any(not old.equal(new) for old, new in zip(before, names["model"].parameters(), strict=True))
+
+
+def outputs(page):
+    """What each block prints, and what the page says it prints: below the block, or behind its prints."""
+    names = {}
+    for code, below in BLOCK_AND_OUTPUT.findall(page.read_text()):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(code, str(page), "exec"), names)
+        yield printed.getvalue().splitlines(), below.splitlines() or COMMENT_OF_PRINT.findall(code)
+
+
+@lessons
+def test_a_lesson_prints_what_it_shows(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for printed, shown in outputs(page):
+        assert printed == shown
+
+
+@lessons
+def test_every_exercise_has_an_answer_that_runs(page):
+    text = page.read_text()
+    exercises = re.findall(r"^\*\*\d\.\*\*", text.partition("## Exercises")[2], re.MULTILINE)
+    answers = ANSWER.findall(text)
+    assert len(answers) == len(exercises) >= 2
+    assert all(re.search(r"^```python\n(.*\n)*? *(print|assert)", answer, re.MULTILINE) for answer in answers)
+
+
+def test_the_pictures_are_those_of_the_formats(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from format_pictures import pictures
+
+    for name, text in pictures().items():
+        assert (ROOT / "docs/learn/pictures" / name).read_text() == text, "drawn by ./dev docs"
 
 
 def commands():
@@ -86,3 +139,18 @@ def test_the_readmes_are_those_of_their_source(monkeypatch):
 
     for name, text in readmes().items():
         assert (ROOT / name).read_text(encoding="utf-8") == text, "written by ./dev docs; change docs/readme"
+
+
+def test_the_tutorial_shows_the_figures_of_the_readme():
+    rows = re.findall(r"^\| (?:fp32|auto) .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) == 2
+    assert all(row in (ROOT / "docs/tutorial.md").read_text() for row in rows)
+
+
+def test_the_rules_that_lessons_name_exist():
+    from ampwise.doctor.rule import all_rules as doctors_rules
+    from ampwise.lint.rule import all_rules as lints_rules
+
+    known = {rule.info.id for rule in [*doctors_rules(), *lints_rules()]}
+    named = {name for page in LESSONS for name in re.findall(r"\b(?:DR|MP)\d{3}\b", page.read_text())}
+    assert named <= known
