@@ -102,3 +102,35 @@ def test_another_launcher_is_told_to_be_torchrun(folder):
     done = subprocess.run(command, cwd=folder, capture_output=True, timeout=60, check=False, env=environ)
     assert done.returncode == 2
     assert b"start them with torchrun: torchrun --nproc-per-node 2 -m ampwise compare train.py" in done.stderr
+
+
+SHARDS = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+for layer in (model[0], model[2], model):
+    fully_shard(layer, mesh=mesh)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+for index in range(8):
+    loss = model(torch.randn(16, 8)).square().mean()
+    if dist.get_rank() == 1 and index in (3, 6):
+        loss = loss * float("inf")
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+assert all(param.full_tensor().isfinite().all() for param in model.parameters())
+dist.destroy_process_group()
+"""
+
+
+def test_a_step_of_shards_is_left_out_by_all_ranks_where_one_overflows(folder):
+    (folder / "shards.py").write_text(SHARDS)
+    done = torchrun("run", "--json", "--precision", "fp16", "shards.py", cwd=folder)
+    assert done.status == 0, done.err
+    told = json.loads(done.out)
+    assert (told["num_ranks"], told["num_skipped"], told["final_scale"], told["notes"]) == (2, 2, 16384.0, [])

@@ -122,7 +122,7 @@ def group_of(ddp: DistributedDataParallel) -> Group:
 def carried_by(group: Group, device: torch.device) -> torch.device:
     """``device``, if the group can reduce what lies there; else one where it can."""
     types = {one.type for one in group._device_types}
-    if device.type in types or not types:
+    if device.type in types or device.type == "meta" or not types:
         return device
     name = next(iter(types))
     return torch.device(name, getattr(torch, name).current_device())

@@ -21,6 +21,8 @@ from ampwise.runner.scaled_pass import leaf_of, leaves, scaled_seeds
 from ampwise.runner.skipping import ClosureSkips
 from ampwise.runner.verdicts import Verdicts, any_found, non_finite_in
 from ampwise.runtime.closure import Overflowed
+from ampwise.runtime.distributed import Ranks
+from ampwise.runtime.gradients import local_gradient
 from ampwise.runtime.loss_scale import DynamicLossScale, LossScale
 
 _LARGEST_FINITE_SEED = 2.0**15
@@ -44,6 +46,7 @@ class HiddenScale:
         self._hooks = LeafHooks()
         self._verdicts = Verdicts()
         self._closures = ClosureSkips(self._verdicts.is_finite)
+        self._ranks = Ranks()
         self._suspended = False
         self._has_optimizer = False
         self._outcome = StepOutcome(optimizer=None)
@@ -154,6 +157,15 @@ class HiddenScale:
         if orphans:
             self._clear_orphans(orphans, is_step=not groups)
 
+    def _look_at_shards(self, optimizer: Any) -> None:
+        """FSDP puts gradients into its shards outside of autograd, and every rank has others: all look, together."""
+        ranks = self._ranks.of(optimizer)
+        if ranks is None:
+            return
+        shards = [grad for param in parameters_of(optimizer) if (grad := local_gradient(param)) is not None]
+        found = torch.tensor(float(any_found(non_finite_in(shards))))
+        self._verdicts.add(optimizer, [ranks.max(found)])
+
     def _clear_orphans(self, gradients: Sequence[Tensor], *, is_step: bool) -> None:
         finite = not any_found(non_finite_in(gradients))
         scale = self.scale
@@ -172,6 +184,7 @@ class HiddenScale:
         if is_inside_backward():  # its gradients have just arrived; the pass is not over
             owned = [p for p in parameters_of(optimizer) if p.is_leaf]
             self._look_at([(self._hooks.mark(p), p.grad) for p in owned if p.grad is not None])
+        self._look_at_shards(optimizer)
         if not self._verdicts.is_finite(optimizer):
             self._end_step(optimizer, scale, finite=False)
             return None

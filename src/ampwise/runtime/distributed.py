@@ -27,7 +27,7 @@ Found = dict[torch.device, Tensor]
 """For each device, above 0 where gradients there are not finite."""
 _TOLERANCE = 1e-6
 """Of rounding; scales that differ do so by a good part."""
-_WIDE = ("cpu", "cuda")
+_WIDE = ("cpu", "cuda", "meta")
 """Devices that know fp64."""
 
 
