@@ -14,7 +14,9 @@ release = __version__
 extensions = ["myst_parser"]
 exclude_patterns = ["_build", "readme"]
 html_theme = "alabaster"
+html_theme_options = {"page_width": "1180px", "body_max_width": "920px"}  # 80 columns of a terminal fit
 myst_heading_anchors = 3
+myst_enable_extensions = ["tasklist"]
 
 
 def setup(app: Sphinx) -> None:
