@@ -103,7 +103,8 @@ PURE = {
     "rope_positions": ("bf16", "mul"),
 }
 """Faults of models that are in half precision throughout: the plan to begin with lowers the operator that fails."""
-FIXED = ("t5_wo", "vae_conv", "fed_batch_norm", *PURE)
+OFTEN = ("t5_wo", "rms_norm_square", "mask_overflow", "rope_positions")
+SELDOM = ("vae_conv", "fed_batch_norm", "longt5_residual", "saturated_log")
 
 
 def tuned(folder, monkeypatch, source, *arguments, state=None, resume=False, run=run_forked, **question):
@@ -121,7 +122,7 @@ def tuned(folder, monkeypatch, source, *arguments, state=None, resume=False, run
     ).tune()
 
 
-@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("name", [*OFTEN, *(pytest.param(one, marks=pytest.mark.slow) for one in SELDOM)])
 def test_every_known_overflow_gets_the_known_fix(name, tmp_path, monkeypatch):
     answer = next(one for one in KNOWN_ANSWERS if one.name == name)
     low, op = PURE.get(name, ("fp16", None))
@@ -146,6 +147,7 @@ def test_what_precision_cannot_fix_is_said(tmp_path, monkeypatch):
     assert record.plan is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("low", ["fp16", "bf16", "fp8_e4m3"])
 def test_the_example_with_an_overflow(low, tmp_path, monkeypatch):
     record = tuned(tmp_path, monkeypatch, (EXAMPLES / "overflow.py").read_text(), low=low, num_steps=16)
@@ -153,6 +155,7 @@ def test_the_example_with_an_overflow(low, tmp_path, monkeypatch):
     assert [one.module for one in record.kept] == (["layers.1.wo"] if low == "fp16" else [])
 
 
+@pytest.mark.slow
 def test_interrupted_it_goes_on_and_comes_to_the_same(tmp_path, monkeypatch):
     state, runs = tmp_path / "plan.toml.state", []
 
@@ -209,6 +212,7 @@ def test_a_script_that_raises_is_told_with_its_own_words(tmp_path, monkeypatch):
     assert "disk full" in record.explanation
 
 
+@pytest.mark.slow
 def test_a_script_with_its_own_autocast_is_tried_within_it(tmp_path, monkeypatch):
     record = tuned(tmp_path, monkeypatch, OWN_AUTOCAST)
     assert record.outcome is Outcome.FOUND

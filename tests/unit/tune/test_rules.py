@@ -76,6 +76,7 @@ def test_a_shared_module_is_kept_by_all_its_names():
     shared = nn.Linear(4, 4)
     net = nn.Sequential(shared, nn.Tanh(), shared)
     plan = plan_of(LOW, {"0"}, [module("0", aliases=("2",)), module("1"), module("", calls_modules=True)])
+    assert [rule.module for rule in plan.rules] == ["0", "2"]
     undo = ampwise.apply_plan(net, plan)
     dtypes = []
     handle = shared.register_forward_hook(lambda _, __, output: dtypes.append(output.dtype))

@@ -65,6 +65,7 @@ def test_a_score_that_is_no_number_is_feared_most():
     evaluate = Faults({"u2"})
     found = search(units([9.0, math.inf, math.nan]), evaluate)
     assert found.best.kept == ("u2",)
+    assert evaluate.asked[1:3] == [{"u1"}, {"u1", "u2"}]
 
 
 def test_no_plan_is_an_answer():
