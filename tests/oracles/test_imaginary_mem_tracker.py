@@ -48,7 +48,7 @@ FULL = {"resnet50": lambda: resnet(224), "gpt2": lambda: gpt2(1024), "bert": lam
 
 
 def peaks(make, precision, kind):
-    """Of the second step, in whole blocks: as the ledger knows them, and as MemTracker does."""
+    """Of the second step, in whole blocks: as the ledger knows its tensors, and as MemTracker does."""
     with imagining(is_watched=False) as imagination:
         with torch.device("cuda"):
             model, data, loss_of = make()
@@ -68,8 +68,9 @@ def peaks(make, precision, kind):
 
 def peak_between(ledger, start, end):
     total = peak = sum(round_size(one.num_bytes) for one in ledger.alive_at(start) if one.num_bytes)
-    changes = [(one.born, one.num_bytes) for one in ledger.storages if start <= one.born < end]
-    changes += [(one.died, -one.num_bytes) for one in ledger.storages if start <= (one.died or -1) < end]
+    tensors = [one for one in ledger.storages if not one.is_kernels_own]
+    changes = [(one.born, one.num_bytes) for one in tensors if start <= one.born < end]
+    changes += [(one.died, -one.num_bytes) for one in tensors if start <= (one.died or -1) < end]
     for _, size in sorted(changes):
         total += round_size(size) if size > 0 else -round_size(-size) if size else 0
         peak = max(peak, total)

@@ -33,10 +33,6 @@ BOTH = {
     "nn.functional.multilabel_soft_margin_loss": SAVED,
     "nn.functional.multi_head_attention_forward": SAVED,
     "nn.functional.scaled_dot_product_attention": SAVED,
-    # the CPU sums a loss in the storage of its elements
-    "nn.functional.mse_loss": BYTES,
-    "nn.functional.smooth_l1_loss": BYTES,
-    "nn.functional.soft_margin_loss": BYTES,
     # no numbers: as many as there can be
     "argwhere": RESULT,
     "masked_select": RESULT,
@@ -54,7 +50,7 @@ BOTH = {
     "tensor_split": ERROR,
 }
 KNOWN = {
-    "fp32": {**BOTH, "nn.functional.binary_cross_entropy": BYTES},
+    "fp32": BOTH,
     "bf16": {
         **BOTH,
         "nn.functional.binary_cross_entropy": ERROR,  # CUDA's autocast refuses it

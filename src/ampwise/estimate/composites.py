@@ -62,13 +62,13 @@ def _attention(notes: Notes, *, has_flash: bool) -> Callable[..., Tensor]:
         scale: float | None = None,
         enable_gqa: bool = False,  # noqa: FBT001, FBT002
     ) -> Tensor:
-        can_fuse = query.dim() == 4 and query.dtype in {*_HALF, torch.float32} and not enable_gqa
+        can_fuse = query.dim() == 4 and query.dtype in {*_HALF, torch.float32}
         factor = scale if scale is not None else query.size(-1) ** -0.5
         is_flash = can_fuse and has_flash and attn_mask is None and query.dtype in _HALF
         if is_flash and query.size(-1) <= _FLASH_HEAD and torch.backends.cuda.flash_sdp_enabled():
             notes.assume("attention by the flash kernel")
             return _flash(query, key, value, dropout_p, factor, is_causal=is_causal)
-        if can_fuse and torch.backends.cuda.mem_efficient_sdp_enabled():
+        if can_fuse and not enable_gqa and torch.backends.cuda.mem_efficient_sdp_enabled():
             notes.assume("attention by the memory-efficient kernel")
             bias = None if attn_mask is None else _bias(attn_mask, query, key)
             needs_sums = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))

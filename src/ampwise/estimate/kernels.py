@@ -38,9 +38,35 @@ def _ctc_loss(probabilities: Tensor, targets: Tensor, *lengths: Any, **_: Any) -
     return probabilities.new_empty(num_sequences), table
 
 
+def _reduced_loss(operator: Any) -> Callable[..., Tensor]:
+    """Torch computes every element's loss into the result, makes it a single number, and keeps the memory.
+
+    https://github.com/pytorch/pytorch/issues/185647
+    """
+
+    def loss(prediction: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        made: Tensor = operator(prediction, target, *args, **kwargs)
+        if made.dim() > 0:
+            return made
+        return made.new_empty(torch.broadcast_shapes(prediction.shape, target.shape)).resize_(())
+
+    return loss
+
+
+def _keeps_elements(operator: Any) -> bool:
+    """Whether this torch does so; the code is the same on every device."""
+    ones = torch.ones(2, device="cpu", dtype=torch.float32)
+    made: Tensor = operator(ones, ones)
+    return made.untyped_storage().nbytes() > made.element_size()
+
+
+_LOSSES: Final = tuple(
+    find_overload(name) for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
+)
 KERNELS: Final[Mapping[Any, Callable[..., Any]]] = MappingProxyType(
     {
         **RECURRENT_KERNELS,
+        **{operator: _reduced_loss(operator) for operator in _LOSSES if _keeps_elements(operator)},
         _CONVOLUTION: _convolution,
         find_overload("_ctc_loss.Tensor"): _ctc_loss,
         find_overload("_ctc_loss_backward.Tensor"): _like_second,

@@ -19,6 +19,8 @@ class Storage:
     is_cast: bool = False
     """A copy in another format that autocast made."""
     is_workspace: bool = False
+    is_kernels_own: bool = False
+    """What a kernel takes for itself: no tensor shows it."""
     node: int | None = None
     """The autograd node, by its number, that ran when it was born; None outside of a backward pass."""
     is_from_host: bool = False
@@ -101,6 +103,7 @@ class Ledger:
         """Take note of what a kernel allocates for itself and frees before it returns."""
         made = [self._bear(size, spot) for size in sizes]
         for one in made:
+            one.is_kernels_own = True
             self._end(one)
 
     def keep(self, num_bytes: int, spot: Spot) -> None:

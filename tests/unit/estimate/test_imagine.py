@@ -452,9 +452,9 @@ def test_the_categories_add_up_at_the_peak_and_at_every_moment(precision):
 def test_what_a_model_is_and_where_its_peak_lies():
     with imagining() as imagination:
         net = recipe_model(512)
-        batch = torch.randn(4096, 512, device="cuda"), torch.randn(4096, 512, device="cuda")
+        batch = torch.randn(4096, 512, device="cuda")
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        train(net, optimizer, batch, distance)
+        train(net, optimizer, batch, lambda net, batch: net(batch).square().mean())
         estimate = imagination.estimate(precision="fp32")
         assert isinstance(imagination.whereabouts, Whereabouts)
         assert imagination.whereabouts.num_parameters == 3 * (512 * 512 + 512)
