@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from ampwise._base.errors import RecordError
 from ampwise.records.files import load
 from ampwise.records.run import UNTOLD, Failure, RunEnd, RunRecord
 from ampwise.runner.bootstrap import own_environment, plain_environment
@@ -59,6 +58,9 @@ def run_child(
         output: folder where the files ``stdout`` and ``stderr`` keep what the script printed; by default they go.
         environ: set beside this process's environment.
         give_up: asked a few times a second whether to end the run.
+
+    Raises:
+        RecordError: the process left a record that is not this ampwise's; the script has no part in that.
     """
     with tempfile.TemporaryDirectory(prefix="ampwise-") as folder:
         full = _complete(spec, Path(folder))
@@ -124,10 +126,9 @@ def _num_steps(progress: Path, before: int) -> int:
 
 def _record(spec: LaunchSpec, status: int, *, stderr: str) -> RunRecord:
     """What the process recorded, or what its end says where it recorded nothing."""
-    try:
-        record = load(str(spec.record), RunRecord)
-    except RecordError:
+    if not Path(str(spec.record)).exists():
         return _lost(spec, status, stderr=stderr)
+    record = load(str(spec.record), RunRecord)
     if record.failure is not None and not record.failure.message:
         return replace(record, failure=replace(record.failure, message=stderr))
     return record

@@ -13,6 +13,8 @@ from ampwise._base.text import inert
 _GRACE_S: Final = 3.0
 _TAIL_BYTES: Final = 8_192
 _TAIL_LINES: Final = 12
+_OF_THE_PROFILER: Final = "USDT:"
+"""Begins the lines that torch's profiler prints around the steps that ampwise has it look at."""
 
 
 @contextmanager
@@ -49,11 +51,12 @@ def running(
 
 
 def last_lines(output: Path) -> str:
-    """The last lines that the process printed to stderr."""
+    """The last lines that the process printed to stderr, without torch's profiler's."""
     with Path(output, "stderr").open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         text = file.read().decode("utf-8", "replace")
-    return "\n".join(inert(text).strip().splitlines()[-_TAIL_LINES:])
+    lines = [line for line in inert(text).strip().splitlines() if not line.startswith(_OF_THE_PROFILER)]
+    return "\n".join(lines[-_TAIL_LINES:])
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from ampwise._base.errors import RecordError
 from ampwise.records.run import RunEnd
 from ampwise.runner.child import run_child
 from ampwise.runner.script import Target
@@ -96,6 +97,21 @@ def test_however_the_script_ends_there_is_a_record(tmp_path, text, end, kind, me
 def test_the_place_of_an_error_is_the_users(tmp_path):
     record = run(tmp_path, "import json\n\njson.loads('{')")
     assert record.failure.where == f"{tmp_path}/script.py:3"
+
+
+def test_a_record_of_another_ampwise_is_no_fault_of_the_scripts(tmp_path):
+    text = """
+import atexit, json, pathlib, sys
+path = pathlib.Path(json.loads(json.loads(sys.orig_argv[-1])["spec"])["record"])
+atexit.register(lambda: path.write_text('{"variant": "fp32", "of": "another version"}'))
+"""
+    with pytest.raises(RecordError, match=r"record\.json"):
+        run(tmp_path, text)
+
+
+def test_what_torchs_profiler_prints_is_not_the_scripts(tmp_path):
+    text = "import sys\nprint('lost\\nUSDT:1 profiler_start\\nUSDT:1 profiler_stop', file=sys.stderr)\nsys.exit(3)"
+    assert run(tmp_path, text).failure.message == "lost"
 
 
 def test_a_script_that_is_not_there_is_told_by_the_record(tmp_path):
