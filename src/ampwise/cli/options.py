@@ -15,7 +15,7 @@ lists_option = click.option(
     default=Lists.CUDA.value,
     help="Whose cast lists autocast follows: CUDA's on every device (default), or torch's own.",
 )
-nvtx_option = click.option("--nvtx", is_flag=True, help="Mark steps and modules for Nsight Systems (CUDA).")
+nvtx_option = click.option("--nvtx", is_flag=True, help="Mark steps, modules and casts for Nsight Systems (CUDA).")
 script_words = click.argument(
     "words",
     nargs=-1,
