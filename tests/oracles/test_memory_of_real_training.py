@@ -1,6 +1,6 @@
 """Real training on this CPU, its allocations counted by torch's profiler, holds what was predicted.
 
-The GPU's choices are taken back for it: no fused or foreach optimizer, plain attention, no dropout.
+The GPU's choices are taken back for it: no fused or foreach optimizer, no dropout.
 """
 
 import gc
@@ -13,39 +13,6 @@ from torch.profiler import ProfilerActivity, profile
 from imagining import ResNet, imagining
 
 
-class Gpt(nn.Module):
-    """A character model as in examples/char_gpt.py, with its attention written out."""
-
-    def __init__(self, width=64, num_heads=4, num_layers=2, num_words=96, length=32):
-        super().__init__()
-        self.num_heads = num_heads
-        self.words, self.places = nn.Embedding(num_words, width), nn.Embedding(length, width)
-        self.layers = nn.ModuleList(
-            nn.ModuleDict(
-                {
-                    "before": nn.LayerNorm(width),
-                    "mix": nn.Linear(width, 3 * width),
-                    "out": nn.Linear(width, width),
-                    "after": nn.LayerNorm(width),
-                    "up": nn.Linear(width, 4 * width),
-                    "down": nn.Linear(4 * width, width),
-                }
-            )
-            for _ in range(num_layers)
-        )
-        self.head = nn.Linear(width, num_words, bias=False)
-
-    def forward(self, words):
-        x = self.words(words) + self.places(torch.arange(words.shape[1], device=words.device))
-        for layer in self.layers:
-            parts = layer["mix"](layer["before"](x)).unflatten(-1, (3, self.num_heads, -1)).unbind(2)
-            q, k, v = (part.transpose(1, 2) for part in parts)
-            weights = ((q @ k.mT) * q.shape[-1] ** -0.5).softmax(-1)
-            x = x + layer["out"]((weights @ v).transpose(1, 2).flatten(2))
-            x = x + layer["down"](nn.functional.gelu(layer["up"](layer["after"](x))))
-        return self.head(x)
-
-
 def mlp(device):
     layers = [nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)]
     return (
@@ -53,11 +20,6 @@ def mlp(device):
         torch.randn(512, 256).to(device),
         torch.zeros(512, dtype=torch.long).to(device),
     )
-
-
-def gpt(device):
-    words = torch.zeros(8, 32, dtype=torch.long).to(device)
-    return Gpt().to(device), words, words
 
 
 def resnet(device):
@@ -113,7 +75,7 @@ def imagined_bytes(make, kind):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
-@pytest.mark.parametrize("make", [mlp, gpt, resnet])
+@pytest.mark.parametrize("make", [mlp, resnet])
 def test_every_live_byte_is_accounted_for(make, kind):
     theirs, ours = real(make, kind), imagined_bytes(make, kind)
     for moment, (real_bytes, predicted) in enumerate(zip(theirs, ours, strict=True)):
