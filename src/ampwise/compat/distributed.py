@@ -23,6 +23,11 @@ def is_running() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def is_started() -> bool:
+    """Whether there are ranks at all, though it be one: its parameters may be shards."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def rank() -> int:
     """This process's place among those that train together; 0 where it trains alone."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

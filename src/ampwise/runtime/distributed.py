@@ -187,7 +187,7 @@ class Ranks:
 
     def of(self, optimizer: Optimizer) -> Agreement | None:
         """The ranks to agree with; None where all have the same gradients anyway, or there is but one."""
-        if not torchs.is_running():
+        if not torchs.is_started():
             return None
         params = parameters_of(optimizer)
         known = self._known.get(optimizer)
@@ -231,7 +231,7 @@ def find_agreement(
     Raises:
         UsageError: parameters lie on meshes that nothing joins.
     """
-    if not torchs.is_running():
+    if not torchs.is_started():
         return None
     ddps = torchs.ddp_of(modules)
     trained = set(map(id, params))
