@@ -15,7 +15,7 @@ PAGES = [
     *sorted((ROOT / "docs/learn").glob("*.md")),
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-GENERATED = {"rules/doctor.md", "rules/lint.md"}
+GENERATED = {"reference.md", "rules/doctor.md", "rules/lint.md"}
 """Pages that the build of the documentation writes."""
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#:]+)\)")
 LESSONS = [page for page in PAGES if page.parent.name == "learn" and page.name != "claims.md"]
@@ -89,6 +89,18 @@ def test_a_lesson_prints_what_it_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for printed, shown in outputs(page):
         assert printed == shown
+
+
+@lessons
+def test_a_lesson_as_a_file_is_its_blocks_without_the_answers(page, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from lesson import code_of
+
+    text = page.read_text()
+    answers = "".join(ANSWER.findall(text))
+    code = code_of(text)
+    compile(code, str(page), "exec")
+    assert all((block in code) != (block in answers) for block in blocks(page, "python"))
 
 
 @lessons
