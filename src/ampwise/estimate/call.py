@@ -10,6 +10,7 @@ import torch
 
 from ampwise._base.errors import AmpwiseError, CannotRunError, UsageError
 from ampwise.estimate.gpu import gpu_spec
+from ampwise.estimate.mixed_precision import with_mixed_precision
 from ampwise.estimate.order import OWN, GpuSpec
 from ampwise.estimate.wanted import Wanted, by_plan, wanted
 from ampwise.records.estimate import Estimate
@@ -54,6 +55,21 @@ def estimate_memory(
         raise CannotRunError("CUDA is in use in this process already; estimate before the first tensor on the GPU")
     if "fork" not in multiprocessing.get_all_start_methods():
         raise CannotRunError("this system cannot fork a process; write the step as a script: ampwise estimate step.py")
+    made = _in_copy(step_fn, gpu, want, num_calls)
+    if want.plan is not None or made.precision == OWN:
+        return made
+    best = wanted("auto", gpu=gpu)
+    return with_mixed_precision(
+        made,
+        compute=want.compute,
+        best=best.compute,
+        how=f'precision="{best.compute}"',
+        predict=lambda: _in_copy(step_fn, gpu, best, num_calls),
+    )
+
+
+def _in_copy(step_fn: Callable[[], Any], gpu: GpuSpec, want: Wanted, num_calls: int) -> Estimate:
+    """The estimate that a forked copy of this process makes."""
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(sending, step_fn, gpu, want, num_calls))

@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import Final
 
 from ampwise._base.errors import CannotRunError, RecordError
+from ampwise.estimate.mixed_precision import with_mixed_precision
 from ampwise.estimate.order import GPUS_PER_NODE, OWN, GpuSpec, Order
 from ampwise.estimate.wanted import Wanted, slow_note, wanted
-from ampwise.estimate.worth import worth_a_line
-from ampwise.records.estimate import Estimate, Remedy
+from ampwise.records.estimate import Estimate
 from ampwise.records.files import load
 from ampwise.runner.bootstrap import own_environment, plain_environment
 from ampwise.runner.process import last_lines, running
@@ -78,7 +78,15 @@ def estimate_script(
         found = [(one, predicted(one)) for one in asked]
         same = next((one for one in asked if one.plan is None and one.compute == best.compute), best)
         return tuple(
-            _with_precision(estimate, one.compute, same, lambda: predicted(same)) if one.plan is None else estimate
+            with_mixed_precision(
+                estimate,
+                compute=one.compute,
+                best=same.compute,
+                how=f"--precision {same.compute}",
+                predict=lambda: predicted(same),
+            )
+            if one.plan is None
+            else estimate
             for one, estimate in found
         )
 
@@ -158,16 +166,6 @@ def _estimate(order: Order, place: Path, *, status: int) -> Estimate:
         return load(order.result, Estimate)
     except RecordError:
         raise CannotRunError(_why(order, status, said=last_lines(place))) from None
-
-
-def _with_precision(estimate: Estimate, compute: str, best: Wanted, other: Callable[[], Estimate]) -> Estimate:
-    """An estimate in fp32 that does not fit, with what mixed precision would make of it."""
-    if estimate.fits is not False or estimate.is_lower_bound or compute not in {"fp32", "tf32"}:
-        return estimate
-    after = other().needed_bytes
-    what = f"mixed precision: --precision {best.compute}"
-    remedy = Remedy(what=what, saved_bytes=estimate.needed_bytes - after, needed_bytes=after)
-    return replace(estimate, remedies=worth_a_line([*estimate.remedies, remedy], estimate.needed_bytes))
 
 
 def _why(order: Order, status: int, *, said: str) -> str:
