@@ -67,7 +67,7 @@ class NumericsWatch:
 
     Measured are each module's own output (one that it hands on from a module within counts there), the gradient that
     comes back to it, and each parameter with its gradient and update. Between sampled steps no hook is attached and
-    only the ends of steps are looked at. Nothing waits for a device: numbers stay on it, or travel while the next
+    only the ends of steps are heard of. Nothing waits for a device: numbers stay on it, or travel while the next
     steps run, until ``record`` is called. Of compiled code only what comes out of it is seen.
 
     A step is sampled if its index is a multiple of ``every``; ten times as often for a while after a sampled step that
@@ -119,12 +119,7 @@ class NumericsWatch:
         self._fault: str | None = None
 
     def __enter__(self) -> Self:
-        for kind, listener in (
-            (BackwardEnded, self._on_backward_end),
-            (StepStarted, self._on_step_start),
-            (StepOutcome, self._on_step),
-        ):
-            self._undo.callback(self._bus.subscribe(kind, listener))  # pyright: ignore[reportArgumentType] # they match
+        self._undo.callback(self._bus.subscribe(StepOutcome, self._on_step))
         self._undo.callback(self._detach)
         self._start_if_due()
         return self
@@ -205,8 +200,6 @@ class NumericsWatch:
 
     def _on_backward_end(self, _: BackwardEnded) -> None:
         """Weights' gradients as the last micro-batch left them; the step commits them."""
-        if not self._is_sampling:
-            return
         with self._costed():
             for name, parameter_name, parameter in self._parameters():
                 gradient = parameter.grad
@@ -214,7 +207,7 @@ class NumericsWatch:
                     self._pending[TallyKey(TensorKind.WEIGHT_GRADIENT, name, parameter_name)] = measure(gradient)
 
     def _on_step_start(self, event: StepStarted) -> None:
-        if not self._is_sampling or event.optimizer is None:
+        if event.optimizer is None:
             return
         with self._costed():
             groups = event.optimizer.param_groups
@@ -232,14 +225,16 @@ class NumericsWatch:
                     )
 
     def _on_step(self, event: StepOutcome) -> None:
-        with self._costed():
-            if self._is_sampling:
-                self._end_sample(event)
-            if _is_known_skip(event):
-                self._alarm(self._step)
-            self._readings = [one for one in self._readings if not self._is_finished(*one)]
+        if self._is_sampling or self._readings:
+            with self._costed():
+                if self._is_sampling:
+                    self._end_sample(event)
+                self._readings = [one for one in self._readings if not self._is_finished(*one)]
+        if _is_known_skip(event):
+            self._alarm(self._step)
         earliest = self._budget.end_step(self._step, cost_s=self._cost_s, was_sampled=self._is_sampling)
-        self._detach()
+        if self._is_sampling:
+            self._detach()
         self._step += 1
         if self._step >= self._dense_until:
             self._next = max(self._next, earliest)
@@ -290,6 +285,8 @@ class NumericsWatch:
         self._next = self._step + (max(1, self._every // _DENSER) if is_dense else self._distance)
         self._is_sampling = True
         self._attached.enter_context(self._stack)
+        self._attached.callback(self._bus.subscribe(BackwardEnded, self._on_backward_end))
+        self._attached.callback(self._bus.subscribe(StepStarted, self._on_step_start))
 
     def _detach(self) -> None:
         """Take back all that was attached for a sampled step."""
@@ -348,5 +345,7 @@ def _is_measurable(tensor: Tensor) -> bool:
 
 def _is_known_skip(event: StepOutcome) -> bool:
     """Whether the step was left out, as far as that can be told without waiting for a device."""
-    stepped = event.stepped
-    return (not isinstance(stepped, Tensor) or stepped.device.type == "cpu") and not bool(stepped)
+    if not isinstance(event.stepped, Tensor):
+        return not event.stepped
+    with internal():
+        return event.stepped.device.type == "cpu" and not bool(event.stepped)

@@ -328,6 +328,17 @@ def test_nothing_is_read_from_the_device_before_the_record(monkeypatch):
     assert watch.record().tensors
 
 
+def test_between_samples_only_the_ends_of_steps_are_heard_of():
+    bus = EventBus()
+    heard = {}
+    with NumericsWatch(bus, every=3, max_share=None):
+        for index in range(5):
+            heard[index] = {kind for kind in (BackwardEnded, StepStarted, StepOutcome) if bus.wants(kind)}
+            bus.publish(StepOutcome(optimizer=None))
+    assert heard[0] == heard[3] == {BackwardEnded, StepStarted, StepOutcome}
+    assert heard[1] == heard[2] == heard[4] == {StepOutcome}
+
+
 def test_nothing_is_left_when_the_loop_raises():
     def step():
         raise RuntimeError("the script's own")
