@@ -3,7 +3,8 @@
 Counts, no times: they are the same on a busy machine. Ranks are processes with gloo on the CPU. For 1e8 and 1e9
 parameters, and for 1,000 ranks, the shards are shapes without memory (the meta device) and the ranks torch's fake
 group: ampwise's own reduction runs, and what it hands over is counted. `torch` is its own sequence: unscale_,
-clip_grad_norm_, step, update.
+clip_grad_norm_, step, update. ampwise takes the way it takes on a GPU, where a number is not to be looked at; reads are
+counted of SGD, which has no step counts of its own to read.
 """
 
 import json
@@ -33,8 +34,9 @@ class Traffic:
         self.collectives = self.bytes = self.waits = 0
 
     def __enter__(self) -> Self:
-        import torch
         import torch.distributed as dist
+        from torch import Tensor
+        from torch.distributed import _functional_collectives as functional
         from torch.utils._python_dispatch import TorchDispatchMode
 
         traffic = self
@@ -43,20 +45,28 @@ class Traffic:
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 name = str(func)
                 traffic.waits += name.startswith(("aten._local_scalar_dense", "aten.is_nonzero"))
-                if name.startswith("_c10d_functional.all_reduce"):
-                    traffic.count(args[0])
                 return func(*args, **(kwargs or {}))
 
         self._stack = ExitStack()
-        own = dist.all_reduce
-
-        def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            traffic.count(tensor)
-            return own(tensor, *args, **kwargs)
-
-        self._stack.enter_context(mock.patch.object(dist, "all_reduce", all_reduce))
+        for module in (dist, functional):  # torch's shards take the second way
+            self._stack.enter_context(mock.patch.object(module, "all_reduce", self._counting(module.all_reduce)))
+        self._stack.enter_context(mock.patch.object(Tensor, "tolist", self._reading(Tensor.tolist)))
         self._stack.enter_context(Watch())
         return self
+
+    def _reading(self, function: Any) -> Any:
+        def tolist(tensor: Any) -> Any:
+            self.waits += 1
+            return function(tensor)
+
+        return tolist
+
+    def _counting(self, function: Any) -> Any:
+        def all_reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            self.count(tensor)
+            return function(tensor, *args, **kwargs)
+
+        return all_reduce
 
     def count(self, tensor: Any) -> None:
         """Take in what is handed to a collective."""
@@ -84,7 +94,7 @@ def measured(how: str, num_parameters: int) -> dict[str, int]:
         model = DistributedDataParallel(model)
     elif way == "fsdp":
         model = fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     x = torch.randn(2, WIDTH[num_parameters])
     traffic = Traffic()
     if side == "torch":
@@ -102,7 +112,10 @@ def measured(how: str, num_parameters: int) -> dict[str, int]:
         step = TrainStep(optimizer, modules=[model], precision="fp32", loss_scale=scale, clip_grad_norm=1.0)
         for index in range(2):
             loss = model(x).square().mean()
-            with mock.patch("ampwise.runtime.step.backward"):
+            with (
+                mock.patch("ampwise.runtime.step.backward"),
+                mock.patch("ampwise.runtime.host.reads_freely", return_value=False),
+            ):
                 step.scaler.scale(loss).backward()
                 with traffic if index else ExitStack():
                     step(loss)
@@ -164,17 +177,20 @@ def ranks_found(world: int) -> dict[str, dict[str, int]]:
 
 def main() -> None:
     rows: list[dict[str, Any]] = []
+
+    def add(counts: dict[str, int], **case: Any) -> None:
+        rows.append({**case, **counts})
+        print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+
     for world in RANKS:
         for case, counts in ranks_found(world).items():
             way, side, num_parameters = case.split()
-            rows.append({"ranks": world, "parameters": int(num_parameters), "way": way, "side": side, **counts})
+            add(counts, ranks=world, parameters=int(num_parameters), way=way, side=side)
     for num_parameters in ON_META:
         for world in RANKS_ON_META:
             command = [sys.executable, __file__, "--meta", str(num_parameters), str(world)]
             counts = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=120).stdout)
-            rows.append({"ranks": world, "parameters": num_parameters, "way": "fsdp", "side": "ampwise", **counts})
-    for row in rows:
-        print("  ".join(f"{name} {value}" for name, value in row.items()))
+            add(counts, ranks=world, parameters=num_parameters, way="fsdp", side="ampwise")
     OUT.mkdir(exist_ok=True)
     (OUT / "distributed.json").write_text(json.dumps({"name": "distributed", "rows": rows}, indent=1))
 
