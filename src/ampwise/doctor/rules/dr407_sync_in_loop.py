@@ -113,6 +113,13 @@ def _remedy(place: SyncPlace) -> str:
         )
     if place.kind is SyncKind.SCALAR and place.call in _DECISIONS:
         return "Decide on the device: `torch.where(condition, a, b)`, `torch.minimum(best, loss.detach())`."
+    if place.call == "print":
+        return _INSTEAD[SyncKind.PRINT]
+    if place.kind is SyncKind.SCALAR and "(" not in place.call:
+        return (
+            "The line does not say so: a tensor is formatted or used as an index there, or what the line calls reads "
+            "it. Let a trainer or a logger log less often; LBFGS and other optimizers that search cannot do without."
+        )
     return _INSTEAD[place.kind]
 
 

@@ -8,7 +8,7 @@ from ampwise.doctor.crashes import crashed, finding, in_fp32, is_in_fp32_already
 from ampwise.doctor.rule import Rule
 from ampwise.records.crash_kind import CrashKind
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
-from ampwise.records.run import Failure
+from ampwise.records.run import UNTOLD, Failure
 
 INFO = RuleInfo(
     id="DR606",
@@ -47,7 +47,7 @@ def check(case: Case) -> Iterator[Finding]:
         INFO,
         f"{_what(case, failure)}, and precision has no part in it." if same else f"{_what(case, failure)}.",
         confidence=Confidence.CERTAIN if same else Confidence.POSSIBLE,
-        remedy=_remedy(failure),
+        remedy=_remedy(case, failure),
     )
 
 
@@ -59,13 +59,15 @@ def _what(case: Case, failure: Failure) -> str:
     return f"The script raises {inert_line(failure.kind)} in {place_words(case)}"
 
 
-def _remedy(failure: Failure) -> str:
+def _remedy(case: Case, failure: Failure) -> str:
     if failure.kind == "signal 9":
         return "Look with `dmesg` whether the system ran out of memory; give the script less data or fewer workers."
     if failure.kind.startswith("signal"):
         return "Run it with `python -X faulthandler` to see where it was."
     if failure.kind.startswith("exit status"):
-        return "Look for its `sys.exit` or `exit`, and at what it printed before; no other precision helps."
+        # `sys.exit` would have left a record
+        call = "`os._exit`, or for a library that ends it" if case.run.reason == UNTOLD else "`sys.exit` or `exit`"
+        return f"Look for its {call}, and at what it printed before; no other precision helps."
     return INFO.remedy
 
 

@@ -42,6 +42,8 @@ def test_a_wait_that_takes_time_is_a_warning():
         (place("if"), "torch.where"),
         (place(".cpu()", kind=SyncKind.COPY), "after the loop"),
         (place("print", kind=SyncKind.PRINT), "every hundredth step"),
+        (place("print"), "every hundredth step"),
+        (place("one number read"), "what the line calls"),
         (place("nonzero", kind=SyncKind.SHAPE), "Keep the shape"),
         (place("torch.cuda.synchronize()", kind=SyncKind.EXPLICIT), "out of the loop"),
         (place("aten.x", kind=SyncKind.OTHER), "on the device"),

@@ -154,6 +154,9 @@ def test_a_process_that_left_no_record_is_not_said_to_have_made_no_step():
     run = failing("", kind="signal 11", where=None, crash=None, steps=(), reason=UNTOLD)
     (finding,) = found(run)
     assert finding.evidence.startswith("signal 11 at a step that its process could not tell")
+    run = failing("", kind="exit status 7", where=None, crash=None, steps=(), reason=UNTOLD)
+    (finding,) = found(run)
+    assert finding.remedy.startswith("Look for its `os._exit`, or for a library that ends it, and at what it printed")
 
 
 @pytest.mark.parametrize("kind", ["SyntaxError", "ModuleNotFoundError", "FileNotFoundError"])
