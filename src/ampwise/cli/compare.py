@@ -58,6 +58,12 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--repeat", type=click.IntRange(min=1), default=2, show_default=True, metavar="N", help="Runs of each variant."
 )
+@click.option(
+    "--eval",
+    "evaluates",
+    is_flag=True,
+    help="The script only evaluates: time its model's forward passes, and say how far outputs are from fp32's.",
+)
 @click.option("--project-steps", type=click.IntRange(min=1), metavar="N", help="Say how long N steps would take.")
 @click.option("--report", type=_PATH, metavar="FILE", help="Write one self-contained HTML file.")
 @click.option("--record", type=_PATH, metavar="FILE", help="Save all that was measured, for `ampwise report`.")
@@ -73,6 +79,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     \b
     ampwise compare train.py --lr 3e-4
     ampwise compare --precision fp32,bf16+compile --report r.html train.py
+    ampwise compare --eval evaluate.py
 
     Each run is a process of its own and ends after --steps optimizer steps. The
     script's files are left alone: what it saves goes to a scratch folder. Its
@@ -110,6 +117,7 @@ def _plan(options: Mapping[str, Any]) -> ComparisonPlan:
         num_steps=options["steps"],
         num_repeats=options["repeat"],
         project_steps=options["project_steps"],
+        evaluates=options["evaluates"],
         device=options["device"],
         malloc=Malloc(options["malloc"]),
         lists=Lists(options["lists"]),

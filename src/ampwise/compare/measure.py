@@ -12,7 +12,7 @@ from ampwise.compare.summary import summarise
 from ampwise.records.comparison import Comparison
 from ampwise.records.environment import Environment
 from ampwise.records.recording import Recording
-from ampwise.records.run import RunEnd, RunRecord
+from ampwise.records.run import OWN_REFUSAL, RunEnd, RunRecord
 from ampwise.runner.bootstrap import own_environment
 from ampwise.runner.changes import ChangeWatch
 from ampwise.runner.child import Runner, run_child
@@ -21,6 +21,13 @@ from ampwise.runner.script import Target
 from ampwise.runner.summary import NO_STEP_FOUND
 
 EXTRA_NOTE = "a run with another seed, made only to measure fp32's own noise; no figure of the table is from it"
+
+REFERENCE_NOTE = "a run made only for the outputs that the others' are held against; it is in no row of the table"
+TRY_EVAL = "a script that only evaluates is compared with: ampwise compare --eval"
+NO_FORWARD_FOUND = (
+    "no forward pass found: --eval looks for calls of a model with parameters under torch.no_grad() or "
+    "torch.inference_mode(), in the script and in the Python processes it started"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +120,11 @@ def _run_all(
         except KeyboardInterrupt:
             _forget(output)  # no row will name it
             raise
+        refusal = record.failure if record.failure is not None and record.failure.kind == OWN_REFUSAL else None
+        if index == 0 and plan.evaluates and refusal is not None:
+            raise CannotRunError(refusal.message)
         if index == 0 and record.end is RunEnd.NO_STEPS:
-            raise CannotRunError(NO_STEP_FOUND)
+            raise CannotRunError(NO_FORWARD_FOUND if plan.evaluates else f"{NO_STEP_FOUND}; {TRY_EVAL}")
         if not record.has_finished:
             failed.add(name)
         done.append((scheduled, _named(record, scheduled, output)))
@@ -124,7 +134,7 @@ def _named(record: RunRecord, scheduled: ScheduledRun, output: str | None) -> Ru
     """The record under the user's own name for the variant; what a run printed is kept only where it failed."""
     notes = list(record.notes)
     if scheduled.is_extra:
-        notes.append(EXTRA_NOTE)
+        notes.append(EXTRA_NOTE if record.outputs is None else REFERENCE_NOTE)
     if record.has_finished:
         _forget(output)
     elif output is not None:
@@ -174,6 +184,7 @@ def _recording(
             num_steps=plan.num_steps,
             num_repeats=plan.num_repeats,
             project_steps=plan.project_steps,
+            evaluates=plan.evaluates,
         ),
     )
 

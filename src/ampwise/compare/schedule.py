@@ -23,6 +23,8 @@ class ComparisonPlan:
     device: str | None = None
     malloc: Malloc = Malloc.AUTO
     lists: Lists = Lists.CUDA
+    evaluates: bool = False
+    """The script only evaluates: a step is a forward pass."""
     scratch: str | None = None
     """Folder for what the runs save and print."""
 
@@ -59,6 +61,7 @@ class ScheduledRun:
             malloc=plan.malloc,
             lists=plan.lists,
             scratch=plan.saved,
+            evaluates=plan.evaluates,
             summary=False,
         )
         return spec if self.variant.plan is None else with_plan(spec, self.variant.plan)
@@ -67,14 +70,15 @@ class ScheduledRun:
 def schedule(plan: ComparisonPlan) -> tuple[ScheduledRun, ...]:
     """The runs in order: A B, then B A, and so on, so that a machine that warms up favours none.
 
-    Where fp32 is not asked for, or only once, it runs as well until there are two seeds of it.
+    Where fp32 is not asked for, or only once, it runs as well until there are two seeds of it, of an evaluation one.
     """
     runs: list[ScheduledRun] = []
     has_fp32 = any(variant.is_fp32 for variant in plan.variants)
-    for repeat in range(max(plan.num_repeats, _NUM_FP32_SEEDS)):
+    num_seeds = 1 if plan.evaluates else _NUM_FP32_SEEDS  # outputs are held against the same seed's
+    for repeat in range(max(plan.num_repeats, num_seeds)):
         variants = plan.variants if repeat < plan.num_repeats else ()
         turn = [ScheduledRun(variant=variant, repeat=repeat) for variant in variants]
-        if repeat < _NUM_FP32_SEEDS and not (has_fp32 and variants):
+        if repeat < num_seeds and not (has_fp32 and variants):
             turn.insert(0, ScheduledRun(variant=FP32, repeat=repeat, is_extra=True))
         runs.extend(reversed(turn) if repeat % 2 else turn)
     return tuple(runs)

@@ -7,6 +7,7 @@ from statistics import fmean, median, quantiles
 from ampwise._base.text import inert_line
 from ampwise._base.units import MS_PER_HOUR
 from ampwise.compare.losses import final_loss, first_curve
+from ampwise.compare.outputs import judge_outputs, output_distance
 from ampwise.compare.parity import Judgement, judge, judge_reference
 from ampwise.compare.variants import Variant
 from ampwise.records.comparison import VariantSummary
@@ -43,7 +44,11 @@ def summarise(
         project_steps: Steps of the training whose hours are projected.
     """
     figures, base = _figures(runs), _figures(first)
-    judgement = judge_reference(fp32) if variant.is_fp32 else judge(runs, fp32=fp32)
+    distance = output_distance(runs, fp32=fp32)
+    if distance is not None:
+        judgement = judge_outputs(distance, is_reference=variant.is_fp32)
+    else:
+        judgement = judge_reference(fp32) if variant.is_fp32 else judge(runs, fp32=fp32)
     has_finished = any(run.has_finished for run in runs)
     return VariantSummary(
         variant=variant.name,
@@ -63,6 +68,7 @@ def summarise(
         ratio_memory=_ratio(base.peak_tensor_bytes, figures.peak_tensor_bytes)
         or _ratio(base.peak_allocated_bytes, figures.peak_allocated_bytes),
         error=None if has_finished else error_line(runs),
+        outputs=distance,
     )
 
 

@@ -13,7 +13,8 @@ import torch
 
 from ampwise.instruments.clocks import Clock, clock_of
 from ampwise.interpose.internal import internal
-from ampwise.observe.events import BackwardEnded, BackwardStarted, EventBus, ForwardStarted, StepOutcome
+from ampwise.observe.dtypes import leaf_tensors
+from ampwise.observe.events import BackwardEnded, BackwardStarted, EventBus, ForwardStarted, StepOutcome, StepStarted
 from ampwise.records.run import StepRecord
 
 Later: TypeAlias = float | torch.Tensor
@@ -75,14 +76,21 @@ class StepWatcher:
         bus: Where the loop's events are published.
         keep: How many of the last steps are kept; None keeps all.
         clock_for: Gives the clock of the device that the first loss lies on.
+        evaluates: A step is a forward pass without gradients; it is timed from its own start, on its inputs' device.
 
     Enter it before other instruments: what they do at a step's end then counts for the next step.
     """
 
     def __init__(
-        self, bus: EventBus, *, keep: int | None = None, clock_for: Callable[[torch.device], Clock] = clock_of
+        self,
+        bus: EventBus,
+        *,
+        keep: int | None = None,
+        clock_for: Callable[[torch.device], Clock] = clock_of,
+        evaluates: bool = False,
     ) -> None:
         self._bus = bus
+        self._evaluates = evaluates
         self._clock_for = clock_for
         self._clock: Clock | None = None
         self._device = torch.device("cpu")
@@ -104,6 +112,7 @@ class StepWatcher:
             (ForwardStarted, self._on_forward),
             (BackwardStarted, self._on_backward),
             (BackwardEnded, self._on_backward_end),
+            (StepStarted, self._on_start),
             (StepOutcome, self._on_step),
         ):
             self._undo.callback(self._bus.subscribe(kind, listener))  # pyright: ignore[reportArgumentType] # they match
@@ -136,10 +145,14 @@ class StepWatcher:
 
     def _on_forward(self, event: ForwardStarted) -> None:
         # neither evaluation nor the recomputation of a checkpoint trains on new samples
-        if not self._is_in_backward and torch.is_grad_enabled():
+        if not self._is_in_backward and torch.is_grad_enabled() is not self._evaluates:
             with self._costed():
+                if self._evaluates and self._clock is None:
+                    inputs = (*leaf_tensors(event.args), *leaf_tensors(event.kwargs))
+                    self._device = inputs[0].device if inputs else self._device
                 size = leading_dimension(event.args, event.kwargs)
-                self._num_samples = max(self._num_samples, size or 0)
+                before = 0 if self._evaluates else self._num_samples
+                self._num_samples = max(before, size or 0)
 
     def _on_backward(self, event: BackwardStarted) -> None:
         with self._costed():
@@ -156,6 +169,13 @@ class StepWatcher:
     def _on_backward_end(self, _: BackwardEnded) -> None:
         self._is_in_backward = False
 
+    def _on_start(self, event: StepStarted) -> None:
+        if self._evaluates:
+            with self._costed():
+                if self._clock is None:
+                    self._clock = self._clock_for(self._device)
+                self._optimizer_of(event.optimizer).last_end = self._clock.mark()
+
     def _on_step(self, event: StepOutcome) -> None:
         with self._costed():
             self._is_in_backward = False
@@ -170,7 +190,7 @@ class StepWatcher:
                 losses=tuple(loss for one in used for loss in one.losses),
                 start=optimizer.last_end,
                 end=self._clock.mark(),
-                num_samples=sum(one.num_samples for one in used) or None,
+                num_samples=self._num_evaluated() if self._evaluates else sum(one.num_samples for one in used) or None,
                 stepped=_snapshot(event.stepped),
                 scale=_snapshot(event.scale),
             )
@@ -191,6 +211,11 @@ class StepWatcher:
             self._optimizers[optimizer] = _Optimizer(number=self._num_optimizers, since_own=since_own)
             self._num_optimizers += 1
         return self._optimizers[optimizer]
+
+    def _num_evaluated(self) -> int | None:
+        """How many samples the forward pass was given."""
+        number, self._num_samples = self._num_samples, 0
+        return number or None
 
     def _take(self, optimizer: _Optimizer) -> deque[_MicroBatch]:
         """What this step used; both counts start anew."""

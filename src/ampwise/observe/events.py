@@ -25,6 +25,7 @@ class ForwardEnded:
     """An outermost module has returned."""
 
     module: Any
+    output: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

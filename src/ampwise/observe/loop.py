@@ -81,7 +81,7 @@ class LoopWatcher:
             return proceed(module, *args, **kwargs)
         self._bus.publish(ForwardStarted(module=module, args=args, kwargs=kwargs))
         output = proceed(module, *args, **kwargs)
-        self._bus.publish(ForwardEnded(module=module))
+        self._bus.publish(ForwardEnded(module=module, output=output))
         return output
 
     def _around_backward(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from ampwise.records.checks import CHECKS
+from ampwise.records.outputs import OutputDistance
 
 
 class Verdict(StrEnum):
@@ -47,6 +48,8 @@ class VariantSummary:
     """First variant's peak / this one's: above 1 is smaller."""
     error: str | None
     """The script's error in one line, where no run of the variant finished."""
+    outputs: OutputDistance | None = None
+    """Of an evaluation: how far the outputs are from fp32's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,8 @@ class Comparison:
 
     variants: tuple[VariantSummary, ...]
     num_steps: int
-    """Optimizer steps asked for in each run."""
+    """Optimizer steps asked for in each run; forward passes where only those are made."""
     num_repeats: int
     project_steps: int | None
+    evaluates: bool = False
+    """The script only evaluates: a step is a forward pass."""

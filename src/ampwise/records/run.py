@@ -16,6 +16,7 @@ from ampwise.records.layout import LayoutRecord
 from ampwise.records.memory import MemoryRecord
 from ampwise.records.nonfinite import NonFiniteRecord
 from ampwise.records.numerics import NumericsRecord
+from ampwise.records.outputs import OutputRecord
 from ampwise.records.process import ProcessRecord
 from ampwise.records.sensitivity import SensitivityRecord
 from ampwise.records.switches import SwitchRecord
@@ -163,6 +164,8 @@ class RunRecord:
     compilation: CompileRecord | None = None
     """None where nothing was compiled."""
     usage: UsageRecord | None = None
+    outputs: OutputRecord | None = None
+    """What the model gave, where the run only evaluates: its steps are then forward passes."""
     crash: CrashRecord | None = None
     """What an uncaught exception of the script's came from."""
     ranks: tuple[RankRecord, ...] = ()

@@ -40,6 +40,8 @@ class Row:
     saving: str
     skipped: str
     scale: str
+    difference: str
+    flips: str
     error: str | None
     tone: Tone
 
@@ -69,9 +71,14 @@ def peak_bytes(summary: VariantSummary) -> int | None:
     return summary.peak_allocated_bytes if summary.peak_tensor_bytes is None else summary.peak_tensor_bytes
 
 
+def has_finite_outputs(summary: VariantSummary) -> bool:
+    """Whether no output was infinite or NaN where fp32's was not."""
+    return summary.outputs is None or math.isfinite(summary.outputs.relative_error)
+
+
 def tone_of(summary: VariantSummary) -> Tone:
     """How to take a variant's outcome."""
-    if summary.error is not None:
+    if summary.error is not None or not has_finite_outputs(summary):
         return Tone.BAD
     match summary.verdict:
         case None:
@@ -115,6 +122,16 @@ def hours(value: float) -> str:
     return format_ms(value * MS_PER_HOUR)
 
 
+def difference(value: float) -> str:
+    """A relative error, as a share to two digits; fp32's own to itself is 0."""
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def share(value: float) -> str:
+    """A share in hundredths."""
+    return f"{value:.1%}"
+
+
 def _row(summary: VariantSummary) -> Row:
     return Row(
         variant=inert_line(summary.variant, max_length=60),
@@ -131,6 +148,8 @@ def _row(summary: VariantSummary) -> Row:
         saving=figure(summary.ratio_memory, format_ratio),
         skipped=str(summary.num_skipped) if summary.error is None else NOTHING,
         scale=figure(summary.final_scale, scale),
+        difference=figure(None if summary.outputs is None else summary.outputs.relative_error, difference),
+        flips=figure(None if summary.outputs is None else summary.outputs.flips, share),
         error=None if summary.error is None else inert_line(summary.error, max_length=400),
         tone=tone_of(summary),
     )

@@ -45,7 +45,7 @@ def _render_compared(recording: Recording) -> str:
         failures=[run for run in recording.runs if run.failure is not None],
         moves=switches_table([run for run in recording.runs if run.repeat == 0]),
         notes=notes(recording),
-        how_timed=how_timed(),
+        how_timed=how_timed(recording.comparison),
     )
 
 

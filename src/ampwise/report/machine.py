@@ -19,6 +19,7 @@ def comparison_json(recording: Recording) -> dict[str, Any]:
             "num_steps": comparison.num_steps if comparison else None,
             "num_repeats": comparison.num_repeats if comparison else None,
             "project_steps": comparison.project_steps if comparison else None,
+            "evaluates": comparison.evaluates if comparison else False,
             "variants": [_variant(summary) for summary in comparison.variants] if comparison else [],
             "notes": recording.notes,
             "environment": recording.environment,
@@ -44,4 +45,6 @@ def _variant(summary: VariantSummary) -> dict[str, Any]:
         "peak_allocated_bytes": summary.peak_allocated_bytes,
         "final_scale": summary.final_scale,
         "verdict_reason": summary.verdict_reason,
+        "output_error": summary.outputs.relative_error if summary.outputs else None,
+        "argmax_moved": summary.outputs.flips if summary.outputs else None,
     }

@@ -45,6 +45,27 @@ _NARROW_COLUMNS: tuple[_Column, ...] = (
 )
 
 
+_WIDE_EVALUATION: tuple[_Column, ...] = (
+    ("variant", lambda row: row.name),
+    ("forward (IQR)", lambda row: row.step_and_iqr),
+    ("speed", lambda row: row.speed),
+    ("samples/s", lambda row: row.rate),
+    ("projected", lambda row: row.projected),
+    ("output error", lambda row: row.difference),
+    ("argmax moved", lambda row: row.flips),
+    ("peak memory", lambda row: row.memory),
+    ("smaller", lambda row: row.saving),
+)
+_NARROW_EVALUATION: tuple[_Column, ...] = (
+    ("variant", lambda row: row.name.replace(" → ", "\n→ ")),
+    ("forward\n(IQR)", lambda row: row.step_and_iqr.replace(" (", "\n(")),
+    ("speed", lambda row: row.speed),
+    ("samples/s\nprojected", lambda row: f"{row.rate}\n{row.projected}"),
+    ("output error\nargmax moved", lambda row: f"{row.difference}\n{row.flips}"),
+    ("memory\nsmaller", lambda row: f"{row.memory}\n{row.saving}"),
+)
+
+
 def stdout_console() -> Console:
     """A console on stdout that shows a question mark for a character its encoding lacks, rather than failing."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -65,7 +86,7 @@ def render_table(recording: Recording, console: Console) -> None:
     table_rows = rows(comparison)
     has_figures = any(row.error is None for row in table_rows)
     if has_figures:
-        console.print(_table(table_rows, wide=console.width >= _WIDE))
+        console.print(_table(table_rows, _columns(comparison, wide=console.width >= _WIDE)))
     for row in table_rows:
         if row.error is not None:
             console.print(Text(f"{row.name} did not finish: {row.error}", style=_STYLES[Tone.BAD]))
@@ -84,7 +105,7 @@ def _explanations(recording: Recording, comparison: Comparison, table_rows: Iter
             verdict = "" if row.verdict == NOTHING else f"{row.verdict}: "
             yield f"{row.name}: {verdict}{row.reason}"
     yield ratios_mean(comparison)
-    yield how_timed()
+    yield how_timed(comparison)
     yield f"Allocator of every variant: {inert_line(recording.environment.allocator)}."
 
 
@@ -97,8 +118,13 @@ def _noted(recording: Recording) -> Iterator[str]:
         yield from (f"{inert_line(variant)}: {inert_line(text, max_length=500)}" for text in texts)
 
 
-def _table(table_rows: tuple[Row, ...], *, wide: bool) -> Table:
-    columns = _WIDE_COLUMNS if wide else _NARROW_COLUMNS
+def _columns(comparison: Comparison, *, wide: bool) -> tuple[_Column, ...]:
+    if comparison.evaluates:
+        return _WIDE_EVALUATION if wide else _NARROW_EVALUATION
+    return _WIDE_COLUMNS if wide else _NARROW_COLUMNS
+
+
+def _table(table_rows: tuple[Row, ...], columns: tuple[_Column, ...]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for index, (heading, _) in enumerate(columns):
         table.add_column(Text(heading), justify="left" if index == 0 else "right", overflow="fold")

@@ -7,6 +7,7 @@ from typing import assert_never
 from ampwise._base.text import inert_line
 from ampwise._base.units import format_ms
 from ampwise.records.comparison import Comparison, VariantSummary, Verdict
+from ampwise.records.outputs import OutputDistance
 from ampwise.records.recording import Recording
 from ampwise.records.run import RunEnd, RunRecord
 from ampwise.report.cells import Tone, hours, tone_of
@@ -67,7 +68,8 @@ def projection(comparison: Comparison) -> str | None:
     if comparison.project_steps is None or not known:
         return None
     times = ", ".join(f"{hours(s.projected_hours or 0.0)} in {_name(s)}" for s in known)
-    return f"{comparison.project_steps:,} steps would take {times}."
+    what = "forward passes" if comparison.evaluates else "steps"
+    return f"{comparison.project_steps:,} {what} would take {times}."
 
 
 def ending(end: RunEnd) -> str:
@@ -92,15 +94,25 @@ def ending(end: RunEnd) -> str:
 def ratios_mean(comparison: Comparison) -> str:
     """What the ratio columns say."""
     first = _name(comparison.variants[0]) if comparison.variants else "the first variant"
+    judged = (
+        "The output error is the size of the difference from fp32's outputs over the size of those, in the same "
+        "forward passes; argmax moved is the share of rows whose largest entry is another."
+        if comparison.evaluates
+        else "The verdict holds a loss against fp32's own noise, two fp32 runs with different seeds."
+    )
     return (
-        f"Speed is {first}'s median step time over the variant's, smaller its peak memory over the variant's: "
-        "2.00x is twice as fast, or half the memory. "
-        "The verdict holds a loss against fp32's own noise, two fp32 runs with different seeds."
+        f"Speed is {first}'s median {'forward' if comparison.evaluates else 'step'} time over the variant's, smaller "
+        f"its peak memory over the variant's: 2.00x is twice as fast, or half the memory. {judged}"
     )
 
 
-def how_timed() -> str:
+def how_timed(comparison: Comparison | None = None) -> str:
     """What a step time is, and which steps have one."""
+    if comparison is not None and comparison.evaluates:
+        return (
+            "Forward times are of the first model's call alone, without the loading of data. A tenth of each run's "
+            "passes, at least two, is warm-up; they and the pass whose memory is counted are not timed."
+        )
     return (
         "Step times run from the end of one optimizer step to the end of the next, data loading included. A tenth of "
         "each run's steps, at least two, is warm-up; they and the step whose memory is counted are not timed."
@@ -118,7 +130,8 @@ def notes(recording: Recording) -> dict[str, list[str]]:
 def _shortness(run: RunRecord, comparison: Comparison | None) -> tuple[str, ...]:
     if comparison is None or run.end is not RunEnd.FINISHED or len(run.steps) >= comparison.num_steps:
         return ()
-    return (f"the script came to its own end after {len(run.steps)} of {comparison.num_steps} steps",)
+    what = "forward passes" if comparison.evaluates else "steps"
+    return (f"the script came to its own end after {len(run.steps)} of {comparison.num_steps} {what}",)
 
 
 def equal_for_all(recording: Recording) -> tuple[str, ...]:
@@ -131,9 +144,11 @@ def equal_for_all(recording: Recording) -> tuple[str, ...]:
         "the seeds: runs of the same number have the same ones in every variant",
     ]
     if comparison is not None:
+        what = "forward passes" if comparison.evaluates else "steps"
         repeats = "one run" if comparison.num_repeats == 1 else f"{comparison.num_repeats} runs"
         facts.append(
-            f"the work: {repeats} of {comparison.num_steps} steps a variant, each in a process of its own, taking turns"
+            f"the work: {repeats} of {comparison.num_steps} {what} a variant, each in a process of its own, "
+            "taking turns"
         )
     return tuple(facts)
 
@@ -150,7 +165,17 @@ def _without_first(first: VariantSummary, best: VariantSummary) -> Sentence:
 
 def _takes(summary: VariantSummary) -> str:
     time = summary.step_ms_median
-    return "was not timed" if time is None or not math.isfinite(time) else f"takes {format_ms(time)} a step"
+    unit = "a step" if summary.outputs is None else "a forward pass"
+    return "was not timed" if time is None or not math.isfinite(time) else f"takes {format_ms(time)} {unit}"
+
+
+def _outputs(seen: OutputDistance) -> str:
+    if not math.isfinite(seen.relative_error):
+        return ", but its outputs are infinite or NaN where fp32's are not"
+    if seen.relative_error == 0:
+        return "; its outputs are fp32's to the last bit"
+    flips = f", and {seen.flips:.1%} of the decisions" if seen.num_flips else ""
+    return f"; its outputs differ from fp32's by {seen.relative_error:.1e}{flips}"
 
 
 def _alone(first: VariantSummary, *, num_failed: int) -> Sentence:
@@ -169,10 +194,11 @@ def _speed(summary: VariantSummary, first: VariantSummary) -> str | None:
     ratio = summary.ratio_time
     if ratio is None or not math.isfinite(ratio) or ratio <= 0:
         return None
+    verb = "trains" if summary.outputs is None else "evaluates"
     if abs(ratio - 1) <= _SAME:
-        return f"trains as fast as {_name(first)}"
+        return f"{verb} as fast as {_name(first)}"
     if ratio > 1:
-        return f"trains {ratio:.2f}x as fast as {_name(first)}"
+        return f"{verb} {ratio:.2f}x as fast as {_name(first)}"
     return f"takes {1 / ratio:.2f}x as long as {_name(first)}"
 
 
@@ -188,6 +214,8 @@ def _memory(summary: VariantSummary) -> str | None:
 
 
 def _loss(summary: VariantSummary) -> str:
+    if summary.outputs is not None:
+        return _outputs(summary.outputs)
     match summary.verdict:
         case None:
             return ""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampwise._base.errors import AmpwiseError
+from ampwise._base.errors import AmpwiseError, CannotRunError
 from ampwise.observe.events import BUS
 from ampwise.records.ranks import merged
 from ampwise.records.run import OWN_REFUSAL, Failure, RunEnd, RunRecord
@@ -24,6 +24,7 @@ from ampwise.runner.watch import StepWatch
 
 if TYPE_CHECKING:
     from ampwise.instruments.memory import PeakMemory
+    from ampwise.instruments.outputs import OutputWatch
     from ampwise.instruments.steps import StepWatcher
     from ampwise.instruments.switches import SwitchWatch
     from ampwise.observe.modules import ModuleStack
@@ -61,6 +62,7 @@ class Session:
         self._steps: StepWatcher | None = None
         self._switches: SwitchWatch | None = None
         self._memory: PeakMemory | None = None
+        self._outputs: OutputWatch | None = None
         self._instruments: dict[str, Instrument] = {}
         self._modules: ModuleStack | None = None
         self._notes: list[str] = []
@@ -165,6 +167,7 @@ class Session:
             left_alone=injected.left_alone if injected else None,
             notes=self._all_notes(),
             switches=self._switches.record() if self._switches else (),
+            outputs=self._outputs.record() if self._outputs else None,
             **sections,
         )
 
@@ -219,6 +222,8 @@ class Session:
             from ampwise.runner.compiling import compile_outermost
 
             stack.callback(compile_outermost())
+        if spec.evaluates:
+            self._evaluate()
         self.watch.start()
         stack.callback(self.watch.close)
         self._follow_forks()
@@ -233,7 +238,7 @@ class Session:
         from ampwise.instruments.steps import StepWatcher
         from ampwise.instruments.switches import SwitchWatch
 
-        self._steps = self._stack.enter_context(StepWatcher(BUS))
+        self._steps = self._stack.enter_context(StepWatcher(BUS, evaluates=self.spec.evaluates))
         self._switches = self._stack.enter_context(SwitchWatch(BUS))
         if self.spec.memory_step is not None:
             self._memory = self._stack.enter_context(PeakMemory(BUS, step=self.spec.memory_step))
@@ -243,6 +248,14 @@ class Session:
 
             self._modules = ModuleStack()
             self._instruments = enter_instruments(BUS, self.spec, self._stack, modules=self._modules)
+
+    def _evaluate(self) -> None:
+        """Count forward passes; the last to be entered, because their steps are told by the calls' own events."""
+        from ampwise.instruments.outputs import OutputWatch
+        from ampwise.observe.evaluation import EvaluationLoop
+
+        self._outputs = self._stack.enter_context(OutputWatch(BUS))
+        self._stack.enter_context(EvaluationLoop(BUS, on_training=_refuse_training))
 
     def _mark_ranges(self) -> None:
         from ampwise.instruments.nvtx import NvtxMarks, nsys_command
@@ -286,6 +299,10 @@ def session(
 
 def _say_plan_left(what: str) -> None:
     sys.stderr.write(f"ampwise: the plan ends here: the script's own mixed precision is left to it: {what}\n")
+
+
+def _refuse_training() -> None:
+    raise RefusedRun(CannotRunError("the script trains: --eval is for one that only evaluates; leave --eval out"))
 
 
 def _plan_of(spec: LaunchSpec) -> "Plan | None":

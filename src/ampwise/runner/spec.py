@@ -46,6 +46,8 @@ class LaunchSpec:
     """Compile the outermost modules (``+compile``)."""
     stop_after: int | None = None
     """Optimizer steps after which the run ends; None lets it finish."""
+    evaluates: bool = False
+    """The script makes no training step: its model's forward passes without gradients are counted."""
     repeat: int = 0
     """Added to every seed the script sets or would have had, so that repeats differ and variants do not."""
     memory_step: int | None = None

@@ -65,3 +65,10 @@ def test_every_run_is_told_the_same_but_for_precision_and_number():
 def test_the_memory_step_is_always_reached():
     for num_steps in range(1, 6):
         assert 0 <= ComparisonPlan(variants=(FP32,), num_steps=num_steps).memory_step < num_steps
+
+
+def test_an_evaluation_needs_one_fp32_of_each_seed_and_no_noise():
+    plan = ComparisonPlan(variants=parse_variants("bf16,fp16"), num_repeats=2, evaluates=True)
+    runs = [(one.variant.name, one.repeat, one.is_extra) for one in schedule(plan)]
+    assert runs == [("fp32", 0, True), ("bf16", 0, False), ("fp16", 0, False), ("fp16", 1, False), ("bf16", 1, False)]
+    assert all(one.spec(plan).evaluates for one in schedule(plan))
