@@ -54,7 +54,8 @@ def test_diff_writes_nothing(project):
 
 
 def test_json(project):
-    result = lint("--output-format", "json", "src", cwd=project)
+    result = lint("--json", "src", cwd=project)
+    assert result.stdout == lint("--output-format", "json", "src", cwd=project).stdout
     assert result.returncode == 1
     (row,) = json.loads(result.stdout)
     assert set(row) == {"path", "line", "col", "rule", "severity", "message", "fixable"}

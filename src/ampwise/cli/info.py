@@ -25,7 +25,11 @@ def command(*, as_json: bool, device: str | None) -> None:
     """Say what this machine can do and which precision to use.
 
     Measures a few matrix products, for a fraction of a second.
-    """
+
+    \b
+    ampwise info
+    ampwise info --device cuda:1 --json
+    """  # noqa: D301 - click's mark for a block kept as it is
     answer = _gather(device)
     if as_json:
         click.echo(json.dumps(_document(answer), indent=2))

@@ -31,6 +31,7 @@ from ampwise.lint.unreadable import UNREADABLE
     default=Format.CONCISE.value,
     show_default=True,
 )
+@click.option("--json", "form", flag_value=Format.JSON.value, help="As --output-format json.")
 @click.option("--target-torch", metavar="RELEASE", help="The oldest torch the code runs on, as in 2.4.")
 def command(
     *,
@@ -50,6 +51,7 @@ def command(
     \b
     ampwise lint src/ notebooks/train.ipynb
     ampwise lint --fix src/
+    ampwise lint --json src/
     ampwise explain MP101
     """  # noqa: D301 - click's mark for a block kept as it is
     rules = all_rules()

@@ -98,7 +98,11 @@ def check(plan: str, script: tuple[str, ...], *, is_module: bool, as_json: bool)
     """Say what is wrong with a plan: every mistake at once; status 2 where there is one.
 
     With a script behind --, also where the plan does not fit the script's models; status 1 where it does not.
-    """
+
+    \b
+    ampwise plan check plan.toml
+    ampwise plan check plan.toml -- train.py --lr 3e-4
+    """  # noqa: D301 - click's mark for a block kept as it is
     found = find_plan(plan)
     layout = _layout(script, is_module=is_module)
     if as_json:
@@ -120,7 +124,12 @@ def check(plan: str, script: tuple[str, ...], *, is_module: bool, as_json: bool)
 @click.argument("after")
 @_json_option
 def diff(before: str, after: str, *, as_json: bool) -> int:
-    """Show how plan AFTER differs from plan BEFORE; status 0 where they are the same, 1 where they differ."""
+    """Show how plan AFTER differs from plan BEFORE; status 0 where they are the same, 1 where they differ.
+
+    \b
+    ampwise plan diff t5 plan.toml
+    ampwise plan diff before.toml after.toml
+    """  # noqa: D301 - click's mark for a block kept as it is
     found = differences(find_plan(before), find_plan(after))
     if as_json:
         _print_json(to_plain(found))
@@ -134,7 +143,12 @@ def diff(before: str, after: str, *, as_json: bool) -> int:
 @command.command("list")
 @_json_option
 def list_presets(*, as_json: bool) -> None:
-    """List the presets, and where they are from."""
+    """List the presets, and where they are from.
+
+    \b
+    ampwise plan list
+    ampwise plan list --json
+    """  # noqa: D301 - click's mark for a block kept as it is
     rows = presets().values()
     if as_json:
         _print_json([to_plain(row) for row in rows])

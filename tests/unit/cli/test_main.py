@@ -32,3 +32,31 @@ def test_every_message_fits_80_columns_in_help(capsys):
     for name in cli._COMMANDS:
         assert cli.main([name, "--help"]) == 0
     assert all(len(line) <= 80 for line in capsys.readouterr().out.splitlines())
+
+
+SUBCOMMANDS = ["plan show", "plan check", "plan diff", "plan list"]
+
+
+@pytest.mark.parametrize("name", [*cli._COMMANDS, *SUBCOMMANDS])
+def test_every_help_teaches_with_an_example(name, capsys):
+    assert cli.main([*name.split(), "--help"]) == 0
+    out = capsys.readouterr().out
+    assert any(line.startswith(f"  ampwise {name} ") or line == f"  ampwise {name}" for line in out.splitlines())
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+@pytest.mark.parametrize("name", [*(name for name in cli._COMMANDS if name != "plan"), *SUBCOMMANDS])
+def test_every_command_can_print_json(name, capsys):
+    assert cli.main([*name.split(), "--help"]) == 0
+    assert "--json " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [*cli._COMMANDS, *SUBCOMMANDS])
+def test_the_examples_of_a_help_are_commands(name, capsys):
+    assert cli.main([*name.split(), "--help"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  ampwise ")]
+    for words in lines:
+        found, rest = cli.commands, words[1:]
+        while isinstance(found, click.Group):
+            found, rest = found.get_command(click.Context(found), rest[0]), rest[1:]
+        found.make_parser(click.Context(found, **found.context_settings)).parse_args(rest)
