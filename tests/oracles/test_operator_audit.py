@@ -19,7 +19,6 @@ ERROR = {"error"}
 RESULT = {"outputs", "output bytes"}
 ALL = RESULT | {"saved bytes"}
 SAVED = {"saved bytes"}
-BYTES = {"output bytes"}
 
 BOTH = {
     # CUDA's kernels are others: evaluation keeps empty statistics on the CPU alone
