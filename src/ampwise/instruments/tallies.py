@@ -16,6 +16,8 @@ from ampwise.records.numerics import NUM_BINS, LostUpdates, MagnitudeHistogram, 
 
 _NARROW = (FORMATS["bf16"], FORMATS["fp16"])
 """What fp32 weights might be kept in."""
+_FLOAT_EXPONENT, _DOUBLE_EXPONENT = 0xFF << 23, 0x7FF << 52
+"""The bits of a number's exponent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +129,11 @@ def lost_updates(before: Tensor, after: Tensor, has_gradient: Tensor, *, stepped
 
 
 def half_ulp(weights: Tensor, row: FloatFormat) -> Tensor:
-    """Half the distance from each weight to its next neighbour in the format."""
-    exponents = torch.frexp(weights).exponent - 1
-    exponents = torch.where(weights == 0, row.min_exponent, exponents).clamp(min=row.min_exponent)
-    return torch.ldexp(torch.ones_like(weights), exponents - row.mantissa_bits - 1)
+    """Half the distance from each weight, fp32 or fp64, to its next neighbour in the format."""
+    is_double = weights.dtype is torch.float64
+    bits = weights.view(torch.int64) & _DOUBLE_EXPONENT if is_double else weights.view(torch.int32) & _FLOAT_EXPONENT
+    powers = bits.view(weights.dtype)  # of two; 0 where the weight is zero or subnormal
+    return powers.clamp(min=2.0**row.min_exponent) * 2.0 ** -(row.mantissa_bits + 1)
 
 
 class Reading:
