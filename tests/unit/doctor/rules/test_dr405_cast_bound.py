@@ -66,3 +66,6 @@ def test_on_a_gpu_the_profiler_says_the_share():
 def test_a_small_share_is_told():
     assert list(RULE.reassure(speeds.case(speeds.run(casts=casts(2.0))))) == ["casts take 2.0% of the computing time"]
     assert list(RULE.reassure(speeds.case(speeds.run()))) == []
+    few = speeds.case(speeds.run(casts=casts(40.0, num_bytes=2000)))
+    assert list(RULE.reassure(few)) == ["casts take 40.0% of the computing time, and move 1000 B a step"]
+    assert list(RULE.reassure(speeds.case(speeds.run(casts=casts(40.0))))) == []
