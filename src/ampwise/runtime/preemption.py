@@ -1,6 +1,7 @@
 """Leaves when the machine is taken away: after a whole step, and every process after the same one."""
 
 import logging
+import os
 import signal
 import threading
 import weakref
@@ -30,10 +31,12 @@ def watch_preemption(owner: object, save: Callable[[], object] | None, device: t
         device: where processes that train together reduce what they were told.
 
     Raises:
-        UsageError: not in the main thread, where alone Python hears signals.
+        UsageError: it cannot be called; or not in the main thread, where alone Python hears signals.
     """
     if save is None:
         return lambda: None
+    if not callable(save):
+        raise UsageError(f"on_preemption= is a function that saves, called without arguments; {save!r} is none")
     # The signal's handler holds the watch for good, so the watch must not hold ``save``, which may hold the owner.
     watch = Preemption(device)
     weakref.finalize(owner, watch.close)
@@ -51,6 +54,8 @@ def watch_preemption(owner: object, save: Callable[[], object] | None, device: t
 class Preemption:
     """Notes SIGTERM from construction to ``close``, and says after which step to leave.
 
+    A process forked meanwhile ends at SIGTERM as it would have without.
+
     Law: of several processes that step equally often, all leave after the same step, whichever of them was told. For
     that they reduce one number a step; where it lies on an accelerator it is read two steps late, so that nobody waits.
 
@@ -64,7 +69,7 @@ class Preemption:
     def __init__(self, device: torch.device) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise UsageError("on_preemption= needs the main thread: Python hears signals nowhere else")
-        self._device = device
+        self._device, self._process = device, os.getpid()
         self._came = self._is_closed = False
         self._underway: deque[Tensor] = deque()
         self._before: Any = signal.signal(signal.SIGTERM, self._note)
@@ -92,7 +97,8 @@ class Preemption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self._is_closed:
+        # A forked child trains nothing here: whoever terminates it, as a pool its workers, waits for its end.
+        if self._is_closed or os.getpid() != self._process:
             self.close()
             signal.raise_signal(number)
             return

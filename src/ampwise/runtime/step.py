@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -138,39 +138,44 @@ class TrainStep:
             self.choice = peers.first(self.choice)  # measured, and so perhaps not the same on every rank
         self._events = LoopEvents(self.choice.precision)
         self._regime = Regime(precision=self.choice.precision, device_type=device.type)
-        self.undo_plan = apply_to_all(self.modules, self.plan, optimizers=self.optimizers) if self.plan else None
         scale, named = self._regime.choose_loss_scale(scale_of_plan(self.plan) if loss_scale is None else loss_scale)
         self.scaler = GradScaler.from_loss_scale(scale, named=named, device=device.type, warns=False, ranks=ranks)
-        self.preparation = Preparation(
-            self.optimizers,
-            self._params,
-            self.scaler,
-            max_norm=clip_grad_norm,
-            max_value=clip_grad_value,
-            agreement=agreement,
-            peers=peers,
-        )
-        self.preparation.check_start()
-        if self.scaler.is_enabled():
-            refuse_fp16_parameters(name_parameters(self.modules, self.optimizers))
-        self._overflow_watch = OverflowWatch(floor_of(scale), partial(name_parameters, self.modules, self.optimizers))
-        self._late_news = LateNews()
-        self._buffers = BufferGuard(() if isinstance(scale, NoLossScale) else self.modules)
-        self._num_losses = self._num_open = 0
-        self.fused = choose_fused(self.optimizers)
-        self._casts = CastHold(self._params)
-        self._graphs = graphs_for(device) if capture else None
-        self._captures, self._generation = capture, 0
-        self._window_owner: object | None = None
-        self._window: tuple[list[Tensor | None], Any] = [], None
-        self._findings: list[tuple[Optimizer, Tensor | bool | None]] = []
-        if self._graphs:
-            ready_for_capture(self.optimizers, skips=self.scaler.is_enabled())
-        self._holds_casts = accumulation_steps > 1 and self._regime.casts and self._graphs is None
-        weakref.finalize(self, self._casts.drop)
-        self._needs_closure = [type(one).__name__ for one in self.optimizers if needs_closure(one)]
-        self._is_autocast_used = self.precision == "fp32"
-        self._leave_if_told = watch_preemption(self, on_preemption, device)
+        with ExitStack() as on_error:
+            self.undo_plan = apply_to_all(self.modules, self.plan, optimizers=self.optimizers) if self.plan else None
+            if self.undo_plan:
+                on_error.callback(self.undo_plan)
+            self.preparation = Preparation(
+                self.optimizers,
+                self._params,
+                self.scaler,
+                max_norm=clip_grad_norm,
+                max_value=clip_grad_value,
+                agreement=agreement,
+                peers=peers,
+            )
+            self.preparation.check_start()
+            name_all = partial(name_parameters, self.modules, self.optimizers)
+            if self.scaler.is_enabled():
+                refuse_fp16_parameters(name_all())
+            self._overflow_watch = OverflowWatch(floor_of(scale), name_all)
+            self._late_news = LateNews()
+            self._buffers = BufferGuard(() if isinstance(scale, NoLossScale) else self.modules)
+            self._num_losses = self._num_open = 0
+            self.fused = choose_fused(self.optimizers)
+            self._casts = CastHold(self._params)
+            self._graphs = graphs_for(device) if capture else None
+            self._captures, self._generation = capture, 0
+            self._window_owner: object | None = None
+            self._window: tuple[list[Tensor | None], Any] = [], None
+            self._findings: list[tuple[Optimizer, Tensor | bool | None]] = []
+            if self._graphs:
+                ready_for_capture(self.optimizers, skips=self.scaler.is_enabled())
+            self._holds_casts = accumulation_steps > 1 and self._regime.casts and self._graphs is None
+            weakref.finalize(self, self._casts.drop)
+            self._needs_closure = [type(one).__name__ for one in self.optimizers if needs_closure(one)]
+            self._is_autocast_used = self.precision == "fp32"
+            self._leave_if_told = watch_preemption(self, on_preemption, device)
+            on_error.pop_all()
 
     @property
     def precision(self) -> str:

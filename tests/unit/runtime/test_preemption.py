@@ -1,9 +1,11 @@
 """SIGTERM is answered after a whole step, by what the user asked for, and with nothing left behind."""
 
 import gc
+import multiprocessing
 import os
 import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -25,6 +27,11 @@ def handler():
     yield before
     gc.collect()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def wait_for_the_end(pipe):
+    pipe.send("runs")
+    time.sleep(60)
 
 
 def make(save, *, optimizer=torch.optim.SGD, **options):
@@ -175,3 +182,25 @@ def test_a_lost_process_of_the_training_is_explained():
     with pytest.raises(RuntimeError, match="closed by peer") as raised:
         step(loss)
     assert "torchrun names it" in raised.value.__notes__[0]
+
+
+def test_a_forked_child_can_be_terminated_as_before():
+    saved = []
+    _, step = make(lambda: saved.append(1))
+    context = multiprocessing.get_context("fork")
+    ours, its = context.Pipe()
+    child = context.Process(target=wait_for_the_end, args=(its,))
+    child.start()
+    assert ours.poll(30)  # Python drops a signal that comes while it forks
+    child.terminate()
+    child.join(30)
+    code = child.exitcode
+    child.kill()
+    assert code == -signal.SIGTERM
+    assert step.precision == "bf16"
+    assert not saved
+
+
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(UsageError, match=r"on_preemption= is a function that saves.*'last.ckpt' is none"):
+        make("last.ckpt")

@@ -551,6 +551,15 @@ def test_a_plan_that_one_of_two_models_cannot_bear_is_on_neither():
     step.undo_plan()
 
 
+def test_what_is_refused_leaves_no_plan_on_the_models():
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for wrong in ({"loss_scale": "dynamc"}, {"on_preemption": "last.ckpt"}):
+        with pytest.raises(UsageError):
+            TrainStep(optimizer, modules=model, plan="fp16", **wrong)
+        assert "forward" not in vars(model)
+
+
 # ------------------------------------------------------------------ kinds of training
 
 
