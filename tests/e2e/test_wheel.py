@@ -74,6 +74,36 @@ def test_the_wheel_holds_every_file_of_the_source(wheel):
     assert {"ampwise/py.typed", "ampwise/runner/_site/sitecustomize.py"} <= found
 
 
+def test_the_wheel_names_its_extras_and_its_command(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (about,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(about).decode()
+        commands = archive.read(about.replace("METADATA", "entry_points.txt")).decode()
+    extras = {
+        line.removeprefix("Provides-Extra: ") for line in metadata.splitlines() if line.startswith("Provides-Extra")
+    }
+    assert extras >= {"cli", "tensorboard", "lightning", "transformers"}
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "ampwise = ampwise.__main__:main" in commands
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--help", "compare"),
+        ("explain fp16", "65504"),
+        ("explain DR101", "overflow-in-module"),
+        ("lint train.py", ""),
+        ("plan show fp16-safe", "fp16"),
+        ("estimate --params 1e9", "fp32 needs"),
+    ],
+)
+def test_the_wheels_commands_leave_torch_out(installed, tmp_path, line, says):
+    (tmp_path / "train.py").write_text(TRAIN)
+    program = "import sys, ampwise.__main__ as a; code = a.main(); assert 'torch' not in sys.modules; sys.exit(code)"
+    assert says in check(installed / "python", "-c", program, *line.split(), cwd=tmp_path)
+
+
 def test_the_wheel_works_away_from_its_source(installed, tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     ampwise = installed / "ampwise"
