@@ -96,6 +96,12 @@ _HOMES = {
     "tune_script": "ampwise.tune.call",
 }
 
+_HOOKS = {
+    "load_ipython_extension": ("ampwise.integrations.jupyter", "load_extension"),
+    "unload_ipython_extension": ("ampwise.integrations.jupyter", "unload_extension"),
+}
+"""What ``%load_ext ampwise`` looks for; nobody imports them."""
+
 __all__ = [
     "AbsoluteLossCurvature",
     "AmpwiseError",
@@ -147,6 +153,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _HOOKS:
+        module, attribute = _HOOKS[name]
+        return getattr(import_module(module), attribute)
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'ampwise' has no attribute {name!r}", name=name, obj=sys.modules[__name__])

@@ -55,7 +55,7 @@ def use_ampwise(
     """
     if has_prepared(accelerator):
         raise UsageError("use_ampwise came after accelerator.prepare, which hands the scaler out; call it before")
-    rules = find_plan(plan) if isinstance(plan, str) else plan
+    rules = None if plan is None else find_plan(plan)
     scale = _scale_for(accelerator, rules, loss_scale)
     with ExitStack() as undo:
         if rules is not None:

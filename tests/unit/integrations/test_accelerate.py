@@ -151,6 +151,17 @@ def test_a_plan_is_put_on_the_model_and_taken_off():
     assert not any("forward" in vars(module) for module in model.modules())
 
 
+def test_a_plan_may_be_a_path(tmp_path):
+    (tmp_path / "plan.toml").write_text('version = 1\ndefault = "bf16"\n')
+    model, _ = make()
+    seen = []
+    model[0].register_forward_hook(lambda *call: seen.append(call[-1].dtype))
+    take_off = use_ampwise(accelerator_of("no"), model, plan=tmp_path / "plan.toml")
+    model(torch.ones(2, 4))
+    take_off()
+    assert seen == [torch.bfloat16]
+
+
 def test_a_plan_in_fp16_is_scaled():
     accelerator = accelerator_of()
     model, optimizer = make()
