@@ -314,3 +314,5 @@ def test_a_function_is_estimated_in_a_process_of_its_own():
         ampwise.estimate_memory(3, device="a100-40gb")
     with pytest.raises(ampwise.UsageError, match="precision"):
         ampwise.estimate_memory(step, device="t4", precision="bf61")
+    with pytest.raises(ampwise.PlanError, match='did you mean "fp16-safe"'):
+        ampwise.estimate_memory(step, device="t4", plan="fp16-saef")

@@ -13,6 +13,7 @@ from ampwise.estimate.gpu import gpu_spec
 from ampwise.estimate.mixed_precision import with_mixed_precision
 from ampwise.estimate.order import OWN, GpuSpec
 from ampwise.estimate.wanted import Wanted, by_plan, wanted
+from ampwise.plan.find import find_plan
 from ampwise.records.estimate import Estimate
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def estimate_memory(
     *,
     device: str,
     precision: str = "fp32",
-    plan: "Plan | None" = None,
+    plan: "Plan | str | None" = None,
     num_calls: int = 2,
 ) -> Estimate:
     """How much GPU memory ``step_fn`` takes on a GPU that need not be here.
@@ -37,7 +38,7 @@ def estimate_memory(
         step_fn: Makes one training step; takes nothing, and what it gives is not looked at.
         device: The GPU: ``"h100-80gb"``.
         precision: ``auto``, ``fp32``, ``tf32``, ``bf16``, ``fp16``, a preset or a plan's file.
-        plan: A plan in its place.
+        plan: In its place: a plan, or what names one.
         num_calls: How often it is called; the optimizer's state is made in the first call.
 
     Raises:
@@ -50,7 +51,7 @@ def estimate_memory(
     if plan is not None and precision != "fp32":
         raise UsageError("the plan says the precision already, as its default; leave precision out")
     gpu = gpu_spec(device)
-    want = wanted(precision, gpu=gpu) if plan is None else by_plan("plan", plan)
+    want = wanted(precision, gpu=gpu) if plan is None else by_plan("plan", find_plan(plan))
     if torch.cuda.is_initialized():
         raise CannotRunError("CUDA is in use in this process already; estimate before the first tensor on the GPU")
     if "fork" not in multiprocessing.get_all_start_methods():
