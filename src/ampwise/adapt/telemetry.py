@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ampwise.adapt.groups import Group
 from ampwise.adapt.reading import Reading
 from ampwise.compat.autograd import queue_callback
-from ampwise.compat.distributed import local_of
+from ampwise.compat.distributed import is_running, local_of, world_size
 from ampwise.compat.fused_step import norms_of
 from ampwise.interpose.internal import internal
 from ampwise.runtime.cast_forward import CastForward
@@ -227,10 +227,10 @@ def _dense(gradient: Tensor) -> Tensor:
 
 def _agreed(rows: Tensor) -> Tensor:
     """The same rows in every process that trains together."""
-    group: Any = torch.distributed
-    if not (group.is_available() and group.is_initialized()) or group.get_world_size() == 1:
+    if not is_running():
         return rows
-    losses = rows[:, :1] / group.get_world_size()
+    group: Any = torch.distributed
+    losses = rows[:, :1] / world_size()
     others = torch.nan_to_num(rows[:, 1:], nan=math.inf, posinf=math.inf)
     group.all_reduce(losses)
     group.all_reduce(others, op=group.ReduceOp.MAX)

@@ -20,7 +20,7 @@ Group = Any
 
 def is_running() -> bool:
     """Whether this process trains together with others."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return world_size() > 1
 
 
 def is_started() -> bool:
@@ -30,7 +30,12 @@ def is_started() -> bool:
 
 def rank() -> int:
     """This process's place among those that train together; 0 where it trains alone."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if is_started() else 0
+
+
+def world_size() -> int:
+    """How many processes train together; 1 where this one trains alone."""
+    return dist.get_world_size() if is_started() else 1
 
 
 def store_at(host: str, port: int, *, prefix: str) -> Any:

@@ -4,7 +4,6 @@ import os
 import statistics
 import time
 from collections import deque
-from typing import Any
 
 from ampwise.observe.events import EventBus, StepOutcome, Undo
 from ampwise.runner.script import StopRun
@@ -60,7 +59,9 @@ class StepWatch:
             self._times_ns.append(now - last)
         self._last_ns[key] = now
         if self.num_steps == 0:
-            self.rank = _rank()
+            from ampwise.compat.distributed import rank
+
+            self.rank = rank()
         self.num_steps += 1
         if self._progress is not None and self.rank == 0:
             self._tell(self._progress)
@@ -71,11 +72,3 @@ class StepWatch:
         if self._file is None:
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(self._file, b"%d\n" % self.num_steps)
-
-
-def _rank() -> int:
-    """This process's place among those that train together; 0 where it trains alone."""
-    import torch.distributed as dist
-
-    group: Any = dist
-    return group.get_rank() if group.is_available() and group.is_initialized() else 0

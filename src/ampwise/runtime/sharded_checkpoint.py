@@ -12,14 +12,14 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ampwise._base.errors import RecordError, UsageError
-from ampwise.compat.distributed import is_sharded, rank
+from ampwise.compat.distributed import is_running, is_sharded, rank, world_size
 from ampwise.compat.distributed_checkpoint import StrangerError, read_into, tensors_in, write
 from ampwise.runtime.checkpoint import Path_, read_document, write_document
+from ampwise.runtime.plan_places import without_wrappers
 from ampwise.runtime.random_state import restore_random_state, take_random_state
 from ampwise.runtime.step import TrainStep
 
 _HEADER: Final = "ampwise"
-_WRAPPERS: Final = ("module.", "_orig_mod.")
 
 
 def save_sharded_checkpoint(
@@ -85,7 +85,7 @@ def load_sharded_checkpoint(folder: Path_, *, step: TrainStep, model: Module | N
     read_into({**tensors, **states}, place)
     loaded = [_state_dict(one, index, names, saved, states) for index, one in enumerate(step.optimizers)]
     step.load_state_dict({**saved, "optimizers": loaded})
-    if len(document["random"]) == _world_size():
+    if len(document["random"]) == world_size():
         restore_random_state(document["random"][rank()])
     return document["extra"]
 
@@ -99,19 +99,13 @@ def _model_of(step: TrainStep, model: Module | None) -> Module:
 
 def _names_of(model: Module) -> dict[int, str]:
     """Every parameter's name, without those that wrappers put in front, by ``id``."""
-    return {id(param): _plain(name) for name, param in model.named_parameters()}
-
-
-def _plain(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.removeprefix(wrapper)
-    return name
+    return {id(param): without_wrappers(name) for name, param in model.named_parameters()}
 
 
 def _model_tensors(model: Module) -> Iterator[tuple[str, Tensor]]:
     for name, value in model.state_dict().items():
         if isinstance(value, Tensor):
-            yield f"model.{_plain(name)}", value
+            yield f"model.{without_wrappers(name)}", value
 
 
 def _tensors(model: Module, optimizers: Sequence[Optimizer], names: Mapping[int, str]) -> Iterator[tuple[str, Tensor]]:
@@ -227,22 +221,18 @@ def _as_first(do: Any) -> None:
             do()
         except (OSError, UsageError) as error:
             fault = [str(error)]
-    if _world_size() > 1:
+    if is_running():
         dist.broadcast_object_list(fault, src=0)
     if fault[0] is not None:
         raise UsageError(f"cannot write the checkpoint: {fault[0]}")
 
 
 def _gathered(mine: Any) -> list[Any]:
-    if _world_size() == 1:
+    if not is_running():
         return [mine]
-    every: list[Any] = [None] * _world_size()
+    every: list[Any] = [None] * world_size()
     dist.all_gather_object(every, mine)
     return every
-
-
-def _world_size() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _emptied(folder: Path) -> None:

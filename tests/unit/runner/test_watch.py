@@ -74,7 +74,7 @@ def test_progress_is_a_line_a_step_and_none_for_other_ranks(tmp_path, monkeypatc
     step(bus)
     assert path.read_bytes() == b"1\n2\n"
     watch.restart()
-    monkeypatch.setattr("ampwise.runner.watch._rank", lambda: 1)
+    monkeypatch.setattr("ampwise.compat.distributed.rank", lambda: 1)
     step(bus)
     watch.close()
     assert (watch.num_steps, watch.rank) == (1, 1)

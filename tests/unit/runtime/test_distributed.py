@@ -1,6 +1,7 @@
 """What ranks that train together agree on, with gloo on the CPU: each case ran in all ranks of one start."""
 
 import pickle
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -264,6 +265,15 @@ def test_one_process_saves_and_loads_too(tmp_path):
         load_sharded_checkpoint(place, step=_alone(width=5))
     with pytest.raises(RecordError, match="there is no sharded checkpoint"):
         load_sharded_checkpoint(tmp_path / "none", step=step)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.distributed is disabled.*")
+def test_what_was_saved_bare_is_loaded_by_a_compiled_and_wrapped_model(tmp_path):
+    place, step = _saved(tmp_path), _alone()
+    for wrapper in ("module", "_orig_mod"):
+        step.modules = (torch.nn.Sequential(OrderedDict({wrapper: step.modules[0]})),)
+    assert load_sharded_checkpoint(place, step=step) == {"epoch": 3}
+    assert all(float(state["step"]) == 1.0 for state in step.optimizers[0].state.values())
 
 
 class Malicious:
