@@ -60,8 +60,6 @@ class _Tally:
     """One of its outputs has one, but no error."""
     relative: float = 0.0
     amax: float = 0.0
-    num_rows: int = 0
-    num_flipped: int = 0
     num_decisions: int = 0
     num_other_decisions: int = 0
     fell_together: bool = False
@@ -77,8 +75,6 @@ class _Tally:
             score=math.fsum(score.item() for score in self.scores) if self.scores or self.has_gradient else None,
             relative=self.relative,
             amax=self.amax,
-            num_rows=self.num_rows,
-            num_flipped=self.num_flipped,
             num_decisions=self.num_decisions,
             num_other_decisions=self.num_other_decisions,
             fell_together=self.fell_together,
@@ -295,11 +291,7 @@ def _add_error(tally: _Tally, mine: Tensor, other: Tensor) -> None:
     relative = relative_error(mine, other)
     tally.relative = max(tally.relative, relative, key=fear)
     rows = [rows_of(one) for one in (mine, other)]
-    if rows[0] is None or rows[1] is None:
-        return
-    tally.num_rows += rows[0].shape[0]
-    tally.num_flipped += int((rows[0].argmax(1) != rows[1].argmax(1)).sum())
-    if relative >= _TOGETHER:
+    if rows[0] is not None and rows[1] is not None and relative >= _TOGETHER:
         few, many = map(num_distinct, rows)
         tally.fell_together |= few is not None and many is not None and many >= 4 and 2 * few <= many
 

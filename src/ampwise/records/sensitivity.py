@@ -50,10 +50,6 @@ class ModuleSensitivity:
     """||low - fp32|| / ||fp32|| of its output, of the worst call; infinite or NaN where the low one is."""
     amax: float
     """Largest magnitude of its output in fp32."""
-    num_rows: int = 0
-    """Rows along the last dimension of its outputs."""
-    num_flipped: int = 0
-    """Rows whose largest element is another one in the low format."""
     num_decisions: int = 0
     """Whole numbers that its operators decided by its values: ``topk``, ``argmax``, ``sort``."""
     num_other_decisions: int = 0
@@ -62,11 +58,6 @@ class ModuleSensitivity:
     """At least half of the rows that fp32 tells apart are equal in the low format."""
     fault: RangeFault | None = None
     """The first operator whose result left the format's range."""
-
-    @property
-    def flipped(self) -> float:
-        """Share of the rows whose largest element changed."""
-        return self.num_flipped / self.num_rows if self.num_rows else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
