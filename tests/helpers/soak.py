@@ -93,9 +93,7 @@ def main(num_steps, seed):
     for index in range(num_steps):
         kind = "usual" if was_bad else draw.choice(kinds)  # bad batches in a row are no accidents, and refused
         was_bad = kind != "usual"
-        if (
-            kind == "empty"
-        ):  # as a last batch that a filter left nothing of: users must pass it over, or mean over nothing
+        if kind == "empty":  # as where a filter left nothing of a last batch: its mean is NaN, so users pass it over
             with step.autocast():
                 model.eval()(batch_of(kind))
             model.train()

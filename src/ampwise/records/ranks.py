@@ -137,9 +137,6 @@ def _by_rank(values: dict[int, T], words: Callable[[T], str]) -> str:
     return ", ".join(f"rank {rank}: {words(value)}" for rank, value in values.items())
 
 
-# ------------------------------------------------------------------ numbers
-
-
 def _numerics(records: Sequence[tuple[int, NumericsRecord]]) -> NumericsRecord | None:
     if not records:
         return None
@@ -172,9 +169,6 @@ def _extreme(values: Sequence[float | None]) -> float | None:
     known = [one for one in values if one is not None]
     nan = next((one for one in known if math.isnan(one)), None)
     return nan if nan is not None else max(known, default=None)
-
-
-# ------------------------------------------------------------------ blame
 
 
 def _nonfinite(records: Sequence[tuple[int, NonFiniteRecord]]) -> NonFiniteRecord | None:

@@ -47,7 +47,8 @@ def fsdp_policy(plan: Plan | str, *, module: str = "", reduce: str = "fp32") -> 
     here = known.resolve(module, None)
     compute, sums = _dtype(here.compute, "computes in"), _dtype(reduce, "sums in")
     kept = _dtype(known.parameters, "keeps parameters in")
-    output = here.output if here.rule is not None else None if module else known.output
+    whole = None if module else known.output
+    output = whole if here.rule is None else here.output
     return MixedPrecisionPolicy(
         param_dtype=None if compute is kept else compute,
         reduce_dtype=sums,
