@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ampwise._base.errors import CannotRunError
 from ampwise._base.files import write_atomically
 from ampwise._base.text import inert_line
 from ampwise.cli.completion import complete_precisions
@@ -18,6 +19,7 @@ from ampwise.cli.scripts import check_device, check_files, check_script, progres
 from ampwise.cli.teams import follow_leader, runner_of_ranks
 from ampwise.cli.unwind import signals_unwind
 from ampwise.emulate.recipes import get_recipe
+from ampwise.records.crash_kind import CrashKind, crash_kind
 from ampwise.records.files import save_recording
 from ampwise.records.run import Role
 from ampwise.runner.planned import as_asked
@@ -131,6 +133,21 @@ def _examined(target: Target, spec: LaunchSpec, record: Path | None) -> "tuple[R
     return recording, kept
 
 
+def _refuse_own_fault(recording: "Recording") -> None:
+    """Say that ampwise failed, before anything is said of the script.
+
+    Raises:
+        CannotRunError: the first run ended in ampwise's own code.
+    """
+    failure = recording.runs[0].failure
+    if failure is not None and crash_kind(failure) is CrashKind.OWN:
+        place = inert_line(failure.own_place or "", max_length=200)
+        raise CannotRunError(
+            f"this is a fault of ampwise's, at {place}, and says nothing of your script: "
+            f"{inert_line(failure.kind)}: {inert_line(failure.message, max_length=300)}. Please report it"
+        )
+
+
 def _told(recording: "Recording", record: Path, options: Mapping[str, Any], *, given: str | None) -> int:
     """Print the diagnosis and write what was asked for; the command's status.
 
@@ -142,6 +159,7 @@ def _told(recording: "Recording", record: Path, options: Mapping[str, Any], *, g
     """
     from ampwise.doctor.diagnose import diagnose
 
+    _refuse_own_fault(recording)
     diagnosis = diagnose(recording)
     plan_file = None if options["write_plan"] is None else _write_plan(recording, diagnosis, options, given)
     _write(recording, diagnosis, options)

@@ -21,6 +21,8 @@ class CrashKind(StrEnum):
     NO_KERNEL = "no kernel for the dtype"
     TOO_LARGE = "a number beyond the dtype's range"
     DTYPES = "dtypes that do not match"
+    OWN = "a fault of ampwise's"
+    """Raised in ampwise's own code, and none of the above, which torch raises there for the script's reasons."""
     OTHER = "other"
 
 
@@ -57,8 +59,9 @@ def crash_kind(failure: Failure) -> CrashKind:
     found = next((kind for kind, pattern in _TEXTS if re.search(pattern, failure.message)), None)
     if found is not None:
         return found
-    is_about_types = _TYPES.search(failure.message) and _LOW.search(failure.message)
-    return CrashKind.DTYPES if is_about_types else CrashKind.OTHER
+    if _TYPES.search(failure.message) and _LOW.search(failure.message):
+        return CrashKind.DTYPES
+    return CrashKind.OTHER if failure.own_place is None else CrashKind.OWN
 
 
 def may_be_numeric(failure: Failure) -> bool:

@@ -98,6 +98,8 @@ class Failure:
     """The exception's text, or the last lines the script printed to stderr."""
     where: str | None = None
     """``file:line`` of the deepest frame in the user's own code."""
+    own_place: str | None = None
+    """``file:line`` in ampwise's own code, where it was raised there: no fault of the script's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from ampwise._base.errors import AmpwiseError
 from ampwise._base.text import inert, inert_line
 from ampwise.interpose.caller import is_users
 from ampwise.records.run import Failure, RunEnd
@@ -82,9 +83,10 @@ def user_place(error: BaseException) -> str | None:
 
 
 def describe(error: BaseException) -> Failure:
-    """The exception as a record: its class, its text, and the user's line."""
+    """The exception as a record: its class, its text, and the user's line; or ours, if it is no refusal."""
     message = missing_cuda(error) or inert(str(error))
-    return Failure(kind=type(error).__name__, message=message, where=user_place(error))
+    place = None if isinstance(error, AmpwiseError) else own_place(error)
+    return Failure(kind=type(error).__name__, message=message, where=user_place(error), own_place=place)
 
 
 def end_of(error: BaseException) -> RunEnd:

@@ -1,5 +1,7 @@
 """torch's own messages, as its operators raised them, and those of other crashes."""
 
+from dataclasses import replace
+
 import pytest
 
 from ampwise.records.crash_kind import CrashKind, crash_kind, may_be_numeric
@@ -72,3 +74,12 @@ def test_a_message_tells_its_kind(kind, message):
 @pytest.mark.parametrize("name", ["SyntaxError", "ModuleNotFoundError", "FileNotFoundError"])
 def test_some_classes_say_that_the_script_cannot_run(name):
     assert crash_kind(Failure(kind=name, message="half of the dtypes")) is CrashKind.NOT_STARTED
+
+
+def test_what_ampwise_itself_raised_is_its_own_fault_unless_torch_says_why():
+    place = "ampwise/runner/session.py:9"
+    ours = Failure(kind="TypeError", message="unexpected keyword argument", own_place=place)
+    assert crash_kind(ours) is CrashKind.OWN
+    assert crash_kind(replace(ours, own_place=None)) is CrashKind.OTHER
+    memory = Failure(kind="RuntimeError", message="CUDA out of memory", own_place=place)
+    assert crash_kind(memory) is CrashKind.OUT_OF_MEMORY
