@@ -33,10 +33,9 @@ class ImaginaryGpu:
     num_gpus: int = 1
     """How many of them the process sees; it uses the first."""
 
-    @property
-    def computes_in_bf16(self) -> bool:
-        """Whether ``torch.cuda.is_bf16_supported()`` would say so."""
-        return self.compute_capability >= (8, 0)
+    def is_bf16_supported(self, including_emulation: bool = True) -> bool:  # noqa: FBT001, FBT002 # torch's own signature
+        """What ``torch.cuda.is_bf16_supported()`` says: tensors in bf16 can be made on a GPU without hardware for it too."""
+        return including_emulation or self.compute_capability >= (8, 0)
 
 
 def stand_in_for_cuda(gpu: ImaginaryGpu, meter: Meter) -> Undo:
@@ -165,7 +164,7 @@ def _cuda(gpu: ImaginaryGpu, meter: Meter) -> Iterator[StandIn]:
         "get_device_name": _always(gpu.name),
         "get_device_properties": _always(properties),
         "get_arch_list": _always([f"sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]}"]),
-        "is_bf16_supported": _always(gpu.computes_in_bf16),
+        "is_bf16_supported": gpu.is_bf16_supported,
         "is_tf32_supported": _always(gpu.compute_capability >= (8, 0)),
         "get_rng_state": _asking(state.clone),
         "get_rng_state_all": _asking(lambda: [state.clone()]),

@@ -461,3 +461,11 @@ def test_what_a_model_is_and_where_its_peak_lies():
     assert estimate.peak_phase == "backward"
     assert estimate.peak_line.endswith("imagining.py:" + estimate.peak_line.rpartition(":")[2])
     assert {"0", "2", "4"} <= {owner.site.module for owner in estimate.owners if owner.category is Kind.PARAMETER}
+
+
+def test_a_gpu_without_hardware_for_bf16_computes_in_it_all_the_same():
+    with imagining((7, 5)):
+        assert torch.cuda.is_bf16_supported()
+        assert not torch.cuda.is_bf16_supported(including_emulation=False)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            assert nn.Linear(4, 4).cuda()(torch.ones(2, 4, device="cuda")).dtype is torch.bfloat16
