@@ -18,6 +18,8 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GENERATED = {"reference.md", "rules/doctor.md", "rules/lint.md"}
 """Pages that the build of the documentation writes."""
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#:]+)\)")
+TRIED_ELSEWHERE = {"recipes.md", "integrations.md"}
+"""By tests/e2e/test_recipes.py, each recipe alone; and by tests/unit/integrations, against the libraries."""
 LESSONS = [page for page in PAGES if page.parent.name == "learn" and page.name != "claims.md"]
 """Pages to paste into Python: they import all they use, and show all they print."""
 BLOCK_AND_OUTPUT = re.compile(r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
@@ -57,7 +59,7 @@ def stand_ins():
 @pytest.mark.filterwarnings("ignore:.*GradScaler is enabled, but CUDA is not available")
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if blocks(page, "python") and page not in LESSONS and page.name != "recipes.md"],
+    [page for page in PAGES if blocks(page, "python") and page not in LESSONS and page.name not in TRIED_ELSEWHERE],
     ids=lambda page: page.name,
 )
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
@@ -124,7 +126,7 @@ def commands():
     lines = [line for page in PAGES for code in blocks(page, "") for line in code.splitlines()]
     # what a command prints has apostrophes, which no shell would read
     found = [shlex.split(line, comments=True) for line in lines if "ampwise" in line.split()]
-    return [words[words.index("ampwise") + 1 :] for words in found if "ampwise" in words and "pip" not in words]
+    return [words[words.index("ampwise") + 1 :] for words in found if "ampwise" in words[:-1] and "pip" not in words]
 
 
 def test_commands_are_found():
