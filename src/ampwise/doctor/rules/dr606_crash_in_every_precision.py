@@ -68,6 +68,8 @@ def _remedy(case: Case, failure: Failure) -> str:
         # `sys.exit` would have left a record
         call = "`os._exit`, or for a library that ends it" if case.run.reason == UNTOLD else "`sys.exit` or `exit`"
         return f"Look for its {call}, and at what it printed before; no other precision helps."
+    if failure.kind == "EOFError":
+        return "While the doctor looks nothing can be typed: give the script what it asks for as an argument."
     return INFO.remedy
 
 

@@ -129,6 +129,11 @@ def test_a_crash_that_fp32_does_without_comes_of_the_precision():
     assert 'module = "memory"' in finding.plan_rule
 
 
+def test_a_script_that_asks_is_told_that_nobody_answers():
+    (finding,) = found(failing("EOF when reading a line", kind="EOFError"))
+    assert finding.remedy.startswith("While the doctor looks nothing can be typed")
+
+
 def test_without_a_run_in_fp32_nothing_is_claimed():
     (finding,) = found(failing(TEXTS["DR606"]))
     assert (finding.confidence, "precision" in finding.message) == (Confidence.POSSIBLE, False)
