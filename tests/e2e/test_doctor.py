@@ -62,7 +62,7 @@ def doctor(*arguments, cwd, temporary=None):
     if temporary is not None:
         environment["TMPDIR"] = str(temporary)
     command = [sys.executable, "-m", "ampwise", "doctor", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=1200, check=False)
 
 
 def written(folder, source, name="train.py"):

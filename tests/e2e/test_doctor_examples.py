@@ -22,7 +22,7 @@ def diagnosed(folder):
     command = [sys.executable, "-m", "ampwise", "doctor", "--json", "--record", "recording.json", "train.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200, check=False
     )
     assert done.returncode in {0, 1}, done.stderr
     document = json.loads(done.stdout)
