@@ -34,7 +34,7 @@ class ImaginaryGpu:
     """How many of them the process sees; it uses the first."""
 
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:  # noqa: FBT001, FBT002 # torch's own signature
-        """What ``torch.cuda.is_bf16_supported()`` says: tensors in bf16 can be made on a GPU without hardware for it too."""
+        """What ``torch.cuda`` says: tensors in bf16 can be made on a GPU without hardware for it too."""
         return including_emulation or self.compute_capability >= (8, 0)
 
 
