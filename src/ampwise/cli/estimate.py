@@ -188,7 +188,13 @@ def _device(name: str | None, memory: str | None) -> _Device:
     if name is not None and memory is not None:
         raise UsageError("--device and --memory both name a GPU; give one of them")
     if memory is not None:
-        return _Device(total_bytes=parse_bytes(memory))
+        total_bytes = parse_bytes(memory)
+        if total_bytes <= CONTEXT_BYTES:
+            raise UsageError(
+                f"--memory {memory} is {total_bytes:,} bytes, and the CUDA context alone takes {CONTEXT_BYTES:,}; "
+                "with its unit it reads --memory 24GB"
+            )
+        return _Device(total_bytes=total_bytes)
     if name is None:
         return _Device()
     gpu = gpu_spec(name)

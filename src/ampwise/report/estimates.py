@@ -84,7 +84,9 @@ def _peak(estimate: Estimate) -> str:
     for owner in estimate.owners:
         if owner.site.module is not None:
             sizes[owner.site.module] += owner.bytes
-    named = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.most_common(_NUM_MODULES))
+    named = ", ".join(
+        f"{name or 'the model itself'} {format_bytes(size)}" for name, size in sizes.most_common(_NUM_MODULES)
+    )
     most = f"; most in {named}" if named else ""
     return inert_line(f"{estimate.precision}'s peak is {phase_words(estimate)}{where}{most}", max_length=300)
 

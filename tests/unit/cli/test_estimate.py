@@ -53,6 +53,7 @@ def test_the_table_fits_80_columns_and_says_what_is_short():
         (("--params", "many"), '"many" is not a count'),
         (("--params", "7B", "--device", "a101-40gb"), 'did you mean "a100-40gb"'),
         (("--params", "7B", "--device", "t4", "--memory", "16GB"), "give one of them"),
+        (("--params", "7B", "--memory", "24"), "--memory 24 is 24 bytes"),
         (("--params", "7B", "--optimizer", "adan"), 'did you mean "adam"'),
         (("--params", "7B", "--precision", "fp23"), 'did you mean "fp32"'),
         (("--params", "7B", "--precision", ","), "names nothing"),
