@@ -15,6 +15,7 @@ from torch.optim import LBFGS, Optimizer
 
 from ampwise._base.errors import UsageError
 from ampwise.compat.lightning import between_closure_and_step
+from ampwise.compat.optim import has_gradients
 from ampwise.compat.tree import map_tensors
 from ampwise.examine.watch import ALL
 from ampwise.integrations.telemetry import Telemetry
@@ -91,6 +92,9 @@ class AmpwisePrecision(Precision):
         loss = closure()
         if loss is None and model.automatic_optimization:  # training_step returned None: nothing went backward
             return loss
+        if model.automatic_optimization and not has_gradients(optimizer):  # a pass for statistics only, as SWA's last
+            between_closure_and_step(self, model, optimizer)
+            return self.loop.step_freely(optimizer, **kwargs)
         self.loop.unscale(optimizer)
         between_closure_and_step(self, model, optimizer)
         return self.loop.step(optimizer, **kwargs)
@@ -169,8 +173,9 @@ class AmpwiseFabricPrecision(FabricPrecision):
     """The same for Lightning's ``Fabric``: ``Fabric(plugins=[AmpwiseFabricPrecision("auto")])``.
 
     The precision is decided at the first forward pass, when the models are on their device. Clip by
-    ``fabric.clip_gradients``, which unscales. Fabric does not call ``teardown``; call ``loop.close()`` to take a plan
-    back off a model that lives on.
+    ``fabric.clip_gradients``, which unscales; in fp16 with ``error_if_nonfinite=False``, else it raises where a step is
+    to be skipped. Fabric does not call ``teardown``; call ``loop.close()`` to take a plan back off a model that lives
+    on.
 
     Args, Attributes, Raises:
         as ``AmpwisePrecision``.

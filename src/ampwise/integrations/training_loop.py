@@ -112,13 +112,18 @@ class LoopPrecision:
     def step(self, optimizer: Optimizer, **options: Any) -> Any:
         """Step unless a gradient is not finite; returns what the optimizer does."""
         if not self.scaler.is_enabled():
-            self._buffers.drop()
-            return optimizer.step(**options)
+            return self.step_freely(optimizer, **options)
         returned = self.scaler.step(optimizer, **options)
         self.scaler.update()
         result = self.scaler.last_step
-        self._buffers.restore(None if result is None else result.found_inf)
+        # Another optimizer may follow before the loop says that it goes forward again, and overflow.
+        self._buffers.restore(None if result is None else result.found_inf, keep=True)
         return returned
+
+    def step_freely(self, optimizer: Optimizer, **options: Any) -> Any:
+        """Step whatever the gradients are; returns what the optimizer does."""
+        self._buffers.drop()
+        return optimizer.step(**options)
 
     def state_dict(self) -> dict[str, Any]:
         """The loss scale's state; empty without one."""

@@ -109,6 +109,44 @@ def test_a_skipped_step_leaves_the_statistics_as_they_were():
     assert all(one.isfinite().all() for one in ours.parameters())
 
 
+class Gan(pl.LightningModule):
+    """Two optimizers stepped by hand; the second's pass overflows in the third batch."""
+
+    def __init__(self, steps_at_the_end):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        self.automatic_optimization, self.steps_at_the_end = False, steps_at_the_end
+
+    def training_step(self, batch, index):
+        first, second = self.optimizers()
+        self.manual_backward(self.one(batch[0]).mean())
+        if not self.steps_at_the_end:
+            first.step()
+        self.manual_backward(self.two(batch[0] * (3e38 if index == 2 else 1.0)).mean())
+        if self.steps_at_the_end:
+            first.step()
+        second.step()
+        first.zero_grad()
+        second.zero_grad()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(one.parameters(), lr=0.01) for one in (self.one, self.two)]
+
+
+@pytest.mark.parametrize("steps_at_the_end", [False, True])
+def test_a_second_optimizers_skipped_step_leaves_the_statistics_too(steps_at_the_end):
+    net = fit(in_fp16(), Gan(steps_at_the_end))
+    assert net.two[1].running_mean.isfinite().all()
+    assert all(one.isfinite().all() for one in net.parameters())
+
+
+def test_a_pass_for_statistics_only_steps_nothing():
+    averaging = pl.callbacks.StochasticWeightAveraging(1e-2, swa_epoch_start=1)
+    net = fit(in_fp16(), max_epochs=3, callbacks=[averaging])
+    assert net.net[1].running_mean.isfinite().all()
+
+
 def test_a_fused_optimizer_is_clipped():
     with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
         fit(lightnings(), Net(fused=True), gradient_clip_val=0.1)
