@@ -69,7 +69,7 @@ def test_skipped_steps_are_counted(said):
     assert [step.skipped for step in run.steps] == [False, True, False, True, False]
 
 
-@pytest.mark.parametrize(("factor", "share"), [(1.0, 0.0), (1e-12, 1.0)])
+@pytest.mark.parametrize(("factor", "share"), [(1.0, 0.0), (1e-5, 0.0), (1e-12, 1.0)])
 def test_gradients_too_small_for_fp16_are_told(said, factor, share):
     model, optimizer = make()
     telemetry = telemetry_of(said)
