@@ -82,6 +82,7 @@ def test_a_planted_fault_is_named_with_its_rule(tmp_path):
     assert 'module = "1"' in first["plan_rule"]
     plan = load_plan(tmp_path / "plan.toml")
     assert (plan.default, [(rule.module, rule.compute) for rule in plan.rules]) == ("fp16", [("1", "fp32")])
+    assert plan.torch is not None, "an upgrade of torch is to change nothing silently"
 
 
 def test_a_healthy_training_is_said_to_be_so_and_why(tmp_path):

@@ -184,7 +184,7 @@ def _write_plan(
     from dataclasses import replace
 
     from ampwise.plan.file import parse_plan
-    from ampwise.plan.writing import to_toml
+    from ampwise.plan.writing import pinned, to_toml
     from ampwise.report.diagnosis import whole_plan
 
     path = inert_line(str(options["write_plan"]), max_length=1000)
@@ -192,11 +192,11 @@ def _write_plan(
     if text is None:
         say(f"no finding has a remedy that a plan could carry out, so {path} was not written")
         return None
+    plan = parse_plan(text)
     if given is not None:
-        old, new = parse_plan(given), parse_plan(text).rules
-        named = {rule.selector for rule in new}
-        text = to_toml(replace(old, rules=(*(one for one in old.rules if one.selector not in named), *new)))
-    write_atomically(options["write_plan"], text)
+        old, named = parse_plan(given), {rule.selector for rule in plan.rules}
+        plan = replace(old, rules=(*(one for one in old.rules if one.selector not in named), *plan.rules))
+    write_atomically(options["write_plan"], to_toml(pinned(plan)))
     click.echo(f"plan: {path}", err=True)
     return path
 
