@@ -55,7 +55,7 @@ def check(case: Case) -> Iterator[Finding]:
     if share is None or share * _busy_share(run) < _SHARE or is_emulated(run):
         return
     casts = run.casts
-    if casts is not None and sum(cast.bytes for cast in casts.casts) < _LEAST_BYTES * len(casts.steps):
+    if casts is not None and sum(cast.bytes for cast in casts.casts) < _LEAST_BYTES * max(len(casts.steps), 1):
         return
     largest = max(casts.casts, key=_weight) if casts is not None and casts.casts else None
     site = None if largest is None else largest.site

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 import speeds
@@ -45,6 +47,10 @@ def test_weights_cast_again_and_the_scripts_own_casts_have_remedies_of_their_own
 @pytest.mark.parametrize("record", [casts(5.0), casts(num_bytes=1000), None], ids=["small", "tiny", "none"])
 def test_few_casts_are_no_finding(record):
     assert check(record) == []
+
+
+def test_few_casts_of_a_step_that_crashed_are_no_finding():
+    assert check(replace(casts(num_bytes=1000), steps=())) == []
 
 
 def test_in_a_step_that_waits_casts_matter_less():
