@@ -2,26 +2,14 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from adapting import Blocks
 from ampwise import GradNormSpike, LossSpike, NonFinite, OverflowShare, PrecisionScheduler, Schedule
 from ampwise.adapt.scheduler import EVERY
 from ampwise.runtime.result import StepResult
+from reads import Reads
 
 TRIGGERS = [NonFinite(), LossSpike(), GradNormSpike(), OverflowShare()]
-
-
-class Reads(TorchDispatchMode):
-    """Counts the operators by which the host reads a number off a device."""
-
-    def __init__(self):
-        super().__init__()
-        self.num = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.num += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
-        return func(*args, **(kwargs or {}))
 
 
 def walk(scheduler, model, num_steps):

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampwise import GradScaler, TrainStep
 from ampwise.runtime.buffers import BufferGuard
 from ampwise.runtime.regime import Regime
+from reads import Reads
 
 DEVICE = "meta"
 
@@ -99,18 +99,6 @@ def test_protecting_buffers_and_remembering_steps_reads_nothing():
         scaler.update()
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
         scaler.history()
-
-
-class Reads(TorchDispatchMode):
-    """Counts the operators by which the host reads a number off a device."""
-
-    def __init__(self):
-        super().__init__()
-        self.num = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.num += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
