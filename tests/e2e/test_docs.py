@@ -4,17 +4,17 @@ import contextlib
 import io
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+import documentation
+from documentation import ROOT
+
 PAGES = [
     *sorted(ROOT.glob("README*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs/learn").glob("*.md")),
 ]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GENERATED = {"reference.md", "rules/doctor.md", "rules/lint.md"}
 """Pages that the build of the documentation writes."""
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#:]+)\)")
@@ -29,31 +29,12 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
 def blocks(page, language):
-    return [code for name, code in BLOCK.findall(page.read_text()) if name == language]
+    return documentation.blocks(page.read_text(), language)
 
 
 lessons = pytest.mark.parametrize(
     "page", [page for page in LESSONS if blocks(page, "python")], ids=lambda page: page.name
 )
-
-
-def stand_ins():
-    """What the pages speak of and do not make: a model, its optimizer, a loader, a loss."""
-    import torch
-
-    import ampwise
-
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
-    return {
-        "ampwise": ampwise,
-        "torch": torch,
-        "model": model,
-        "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2),
-        "loader": [(torch.randn(6, 4), torch.randint(0, 3, (6,))) for _ in range(8)],
-        "criterion": torch.nn.CrossEntropyLoss(),
-        "epoch": 3,
-    }
 
 
 @pytest.mark.filterwarnings("ignore:.*GradScaler is enabled, but CUDA is not available")
@@ -64,7 +45,7 @@ def stand_ins():
 )
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = stand_ins()
+    names = documentation.stand_ins()
     before = [param.clone() for param in names["model"].parameters()]
     for code in blocks(page, "python"):
         exec(compile(code, str(page), "exec"), names)

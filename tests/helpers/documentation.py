@@ -22,7 +22,7 @@ def sections(page: Path) -> Iterator[tuple[str, str]]:
 
 
 def stand_ins() -> dict[str, Any]:
-    """A model, its optimizer, a loader, a loss."""
+    """A model, its optimizer, a loader, a loss; and which epoch it is."""
     import torch
 
     import ampwise
@@ -36,4 +36,5 @@ def stand_ins() -> dict[str, Any]:
         "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2),
         "loader": [(torch.randn(6, 4), torch.randint(0, 3, (6,))) for _ in range(8)],
         "criterion": torch.nn.CrossEntropyLoss(),
+        "epoch": 3,
     }
