@@ -44,15 +44,15 @@ class Compression:
         """The bound of an averaged gradient's error, as a part of the mean of the ranks' magnitudes.
 
         With u the format's unit roundoff (2^-8 of bf16, 2^-11 of fp16): 2u + u^2 where the sum is in fp32, as each
-        number is rounded once before and once after it; n u / (1 - n u) for n + 1 roundings on the way round a ring of
-        n ranks (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1); infinite where n u reaches
-        1. fp32's own rounding, 2^-24 n, is below it.
+        number is rounded once before and once after it. Summed on the wire, m u / (1 - m u) for the m = n + 1 roundings
+        on the way round a ring of n ranks (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1);
+        infinite where m u reaches 1. fp32's own rounding, 2^-24 n, is below it.
         """
         u = float(self._spec.eps) / 2
         if self.sum_in == "fp32":
             return 2 * u + u * u
-        steps = (self.num_ranks + 1) * u
-        return steps / (1 - steps) if steps < 1 else float("inf")
+        rounded = (self.num_ranks + 1) * u
+        return rounded / (1 - rounded) if rounded < 1 else float("inf")
 
     @property
     def absolute_error(self) -> float:

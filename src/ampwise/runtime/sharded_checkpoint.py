@@ -1,7 +1,7 @@
 """Checkpoints that all ranks write together, each its shards, and that any number of ranks goes on from."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -213,7 +213,7 @@ def _state_dict(
     return {"state": state, "param_groups": groups}
 
 
-def _as_first(do: Any) -> None:
+def _as_first(do: Callable[[], None]) -> None:
     """Let the first rank do something that all wait for; where it fails, all fail."""
     fault: list[str | None] = [None]
     if rank() == 0:
