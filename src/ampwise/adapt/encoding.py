@@ -1,8 +1,11 @@
 """A scheduler's state as plain data, for a checkpoint."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from ampwise._base.errors import RecordError, UsageError
 from ampwise._base.suggest import not_one_of
@@ -56,11 +59,27 @@ def encode(state: SchedulerState, combinations: Combinations) -> dict[str, Any]:
     }
 
 
-def decode(data: Mapping[str, Any]) -> tuple[SchedulerState, Combinations]:
-    """What ``encode`` made ``data`` from.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What a scheduler keeps beside the states."""
+
+    names: list[str]
+    """Of its groups."""
+    num_steps: int
+    num_low: list[int]
+    """In how many of them each group computed as the plan says."""
+    scale: Tensor | None
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.num_low):
+            raise ValueError(f"{len(self.names)} groups, {len(self.num_low)} counts of their steps")
+
+
+def decode(data: Mapping[str, Any]) -> tuple[SchedulerState, Combinations, Counts]:
+    """What ``encode`` made ``data`` from, and what was put beside it.
 
     Raises:
-        RecordError: it made no such thing.
+        RecordError: it is no such thing.
     """
     try:
         state = SchedulerState(
@@ -68,8 +87,14 @@ def decode(data: Mapping[str, Any]) -> tuple[SchedulerState, Combinations]:
             triggers=tuple(_trigger(one) for one in data["triggers"]),
             groups=tuple(GroupState(**one) for one in data["groups"]),
         )
-        return state, Combinations(**data["combinations"])
-    except (KeyError, TypeError, UsageError) as error:
+        counts = Counts(
+            names=[str(one) for one in data["groups_by_name"]],
+            num_steps=int(data["num_steps"]),
+            num_low=[int(one) for one in data["num_low"]],
+            scale=None if data["scale"] is None else torch.as_tensor(data["scale"]),
+        )
+        return state, Combinations(**data["combinations"]), counts
+    except (KeyError, TypeError, ValueError, RuntimeError, UsageError) as error:
         raise RecordError(f"this is no state_dict() of a PrecisionScheduler: {error!r}") from error
 
 

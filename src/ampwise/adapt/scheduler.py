@@ -205,22 +205,19 @@ class PrecisionScheduler:
             RecordError: it is of other groups or triggers, or no state of a PrecisionScheduler. Nothing is changed.
         """
         names = [one.name for one in self._setup.groups]
-        saved = state_dict.get("groups_by_name")
-        if saved is None:
-            raise RecordError("this is no state_dict() of a PrecisionScheduler")
-        if saved != names:
+        state, combinations, counts = decode(state_dict)
+        if counts.names != names:
             raise RecordError(
-                f"the state is of the groups {', '.join(saved)}, this PrecisionScheduler has {', '.join(names)}"
+                f"the state is of the groups {', '.join(counts.names)}, this PrecisionScheduler has {', '.join(names)}"
             )
-        state, combinations = decode(state_dict)
         kinds = [[type(one).__name__ for one in triggers] for triggers in (state.triggers, self._state.triggers)]
         if kinds[0] != kinds[1] or not self._telemetry.fits(dict(state_dict)):
             raise RecordError(
                 f"the state is of the triggers {', '.join(kinds[0])}, this PrecisionScheduler has "
                 f"{', '.join(kinds[1])}; give it the same ones, and the same every="
             )
-        self._state, self._num_steps, self._num_low = state, int(state_dict["num_steps"]), list(state_dict["num_low"])
-        self._scale_before = state_dict["scale"]
+        self._state, self._num_steps, self._num_low = state, counts.num_steps, counts.num_low
+        self._scale_before = counts.scale
         self._telemetry.load_state_dict(dict(state_dict))
         self._moves = self._moves.resumed(combinations)
         self._cells.switch(self._moves.raised)

@@ -19,6 +19,7 @@ from ampwise.interpose.internal import internal
 from ampwise.runtime.cast_forward import CastForward
 from ampwise.runtime.gauge import Gauge
 
+_LARGEST = torch.finfo(torch.float32).max
 _HEAD = 3
 """A row begins with the loss, whether the step was skipped, and the loss scale."""
 
@@ -173,7 +174,8 @@ class Telemetry:
     def _put(row: Tensor, place: int, values: Sequence[Tensor | bool | float]) -> None:
         """Write the mean of some numbers, each on its device or the host."""
         on_host = [float(one) for one in values if not isinstance(one, Tensor)]
-        row[place].fill_(sum(on_host) / max(len(values), 1) if on_host or not values else 0.0)
+        mean = sum(on_host) / max(len(values), 1)
+        row[place].fill_(math.copysign(math.inf, mean) if abs(mean) > _LARGEST else mean)
         for one in values:
             if isinstance(one, Tensor):
                 row[place].add_(one.detach().reshape(()).to(row.device, torch.float32, non_blocking=True) / len(values))

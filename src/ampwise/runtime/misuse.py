@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ampwise._base.errors import UsageError
+from ampwise._base.text import inert_line
 from ampwise.compat.distributed import ddp_of, is_running
 from ampwise.compat.optim import name_of, parameters_of
 from ampwise.formats import find_format
@@ -145,7 +146,7 @@ def warn_of_no_autocast(precision: str, *, stacklevel: int) -> None:
 
 
 def name_parameters(modules: Sequence[Module], optimizers: Sequence[Optimizer]) -> Mapping[str, Tensor]:
-    """Every parameter of the optimizers by its name in the modules, else by its place in its optimizer."""
+    """Every parameter of the optimizers by its name in the modules, else by its place in its optimizer, for a text."""
     names: dict[Tensor, str] = {}
     for index, module in enumerate(modules):
         prefix = f"modules[{index}]." if len(modules) > 1 else ""
@@ -154,7 +155,8 @@ def name_parameters(modules: Sequence[Module], optimizers: Sequence[Optimizer]) 
     for index, optimizer in enumerate(optimizers):
         prefix = f"optimizers[{index}]." if len(optimizers) > 1 else ""
         for param in parameters_of(optimizer):
-            found[names.get(param) or prefix + name_of(optimizer, param)] = param
+            name = names.get(param) or prefix + name_of(optimizer, param)
+            found[inert_line(name, max_length=1000)] = param
     return found
 
 

@@ -241,6 +241,9 @@ def test_a_state_that_does_not_fit_changes_nothing(closing):
         loop.scheduler.load_state_dict({})
     with pytest.raises(RecordError, match="no state_dict"):
         loop.scheduler.load_state_dict({**loop.scheduler.state_dict(), "policy": {"quite": 3}})
+    for damage in ({"num_steps": "x"}, {"num_low": []}, {"groups_by_name": None}, {"scale": "x"}):
+        with pytest.raises(RecordError, match="no state_dict"):
+            loop.scheduler.load_state_dict({**loop.scheduler.state_dict(), **damage})
     assert repr(loop.scheduler.state_dict()) == before
 
 
@@ -334,6 +337,11 @@ def test_a_model_with_a_plan_is_refused_and_keeps_it():
             PrecisionScheduler(model, "fp16")
         with pytest.raises(CannotRunError, match="a plan is in effect"):
             apply_plan(model, "fp16")
+
+
+def test_a_loss_beyond_fp32_is_taken_for_infinite():
+    with PrecisionScheduler(Blocks(), "bf16", triggers=["loss-spike"]) as scheduler:
+        assert "loss is inf" in scheduler.step(1e300)[0].cause
 
 
 @pytest.mark.parametrize(

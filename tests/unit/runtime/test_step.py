@@ -379,6 +379,14 @@ def test_endless_skips_raise_and_tell_the_backward_pass_from_the_forward():
         step(model(torch.ones(1, 1)).sum())
 
 
+def test_a_parameters_name_is_told_without_what_moves_a_terminal():
+    model = torch.nn.Module()
+    model.add_module("in\n\x1b[31m", torch.nn.Linear(1, 1, bias=False).half())
+    with pytest.raises(UsageError, match=r"float16: in \.weight\. Training") as refused:
+        TrainStep(torch.optim.SGD(model.parameters(), lr=0.1), modules=model, precision="fp16")
+    assert "\x1b" not in str(refused.value)
+
+
 # ------------------------------------------------------------------ its state
 
 
