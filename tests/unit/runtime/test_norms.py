@@ -22,12 +22,15 @@ def grads():
 
 @pytest.fixture
 def threads(monkeypatch):
-    """The threads in which norms are taken; a few bytes are worth one, and torch may use three."""
+    """The threads in which norms are taken; a few bytes are worth one, and torch may use three.
+
+    They themselves, not their numbers: one that has ended leaves its number to the next.
+    """
     seen = []
     original = module.norms_in_this_thread
 
     def noted(grads):
-        seen.append(threading.get_ident())
+        seen.append(threading.current_thread())
         return original(grads)
 
     monkeypatch.setattr(module, "norms_in_this_thread", noted)
@@ -51,13 +54,13 @@ def test_what_is_not_finite_is_so_in_its_own_place(grads, threads):
 def test_small_gradients_are_left_in_this_thread(grads, threads, monkeypatch):
     monkeypatch.setattr(module, "BYTES_A_THREAD", 1 << 20)
     norms_of(grads)
-    assert threads == [threading.get_ident()]
+    assert threads == [threading.current_thread()]
 
 
 def test_torch_on_one_thread_stays_on_one(grads, threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     norms_of(grads)
-    assert threads == [threading.get_ident()]
+    assert threads == [threading.current_thread()]
 
 
 def test_whoever_watches_this_threads_operators_sees_all_of_them(grads, threads):
@@ -67,7 +70,7 @@ def test_whoever_watches_this_threads_operators_sees_all_of_them(grads, threads)
 
     with Watch():
         norms_of(grads)
-    assert threads == [threading.get_ident()]
+    assert threads == [threading.current_thread()]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
