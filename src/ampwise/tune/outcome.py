@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ampwise._base.errors import CannotRunError
 from ampwise._base.text import inert_line
 from ampwise.compare.losses import curves
-from ampwise.records.run import RunRecord
+from ampwise.records.run import Failure, RunRecord
 from ampwise.records.sensitivity import SensitivityRecord
 from ampwise.records.tuning import NoiseRecord, Outcome, TrialRecord
 from ampwise.tune.search import Found
@@ -78,9 +78,15 @@ def check_losses(run: RunRecord) -> None:
 def what_failed(run: RunRecord) -> str:
     """What went wrong in a run, as the beginning of a sentence."""
     if not run.has_finished:
-        lines = run.failure.message.strip().splitlines() if run.failure is not None else []
-        return f"the script fails ({inert_line(lines[-1], max_length=200)})" if lines else "the script fails"
+        return f"the script fails ({_told(run.failure)})" if run.failure is not None else "the script fails"
     return f"the loss is not finite from step {(run.first_bad_loss or 0) + 1} on"
+
+
+def _told(failure: Failure) -> str:
+    lines = failure.message.strip().splitlines()
+    what = f"{failure.kind}: {lines[-1]}" if lines else failure.kind
+    where = f" at {inert_line(failure.where)}" if failure.where else ""
+    return f"{inert_line(what, max_length=200)}{where}"
 
 
 def origin_in(run: RunRecord) -> str:

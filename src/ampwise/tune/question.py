@@ -17,6 +17,8 @@ from ampwise.tune.parity import LEAST_STEPS
 
 FORMATS: Final = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")
 """What a plan can be looked for in."""
+LAST_SEED: Final = 2**32 - 1
+"""The last that Python seeds its hashes with; a search takes a seed and the next."""
 HIGH: Final = ("fp32", "bf16")
 """What a module may stay in."""
 
@@ -53,6 +55,10 @@ class Question:
             )
         if self.tolerance is not None and not (0 <= self.tolerance < math.inf):
             raise UsageError(f"a tolerance is a share of the loss, such as 0.01; {self.tolerance} is none")
+        if self.budget_min is not None and not (0 <= self.budget_min < math.inf):
+            raise UsageError(f"a budget is a number of minutes, such as 20; {self.budget_min} is none")
+        if not 0 <= self.seed < LAST_SEED:
+            raise UsageError(f"a seed is a whole number from 0 to {LAST_SEED - 1}; {self.seed} is none")
         if self.base is not None:
             _check_base(self.base, self.ground)
 

@@ -84,7 +84,7 @@ def test_nothing_has_to_stay_in_a_healthy_training():
 
 
 @pytest.mark.parametrize(
-    "script", [Script(nan_in_fp32=True), Script(fails_in_fp32=Failure(kind="E", message="a\nboom"))]
+    "script", [Script(nan_in_fp32=True), Script(fails_in_fp32=Failure(kind="E", message="a\nboom", where="m.py:3"))]
 )
 def test_a_fault_in_fp32_cannot_be_fixed_by_precision(script):
     record = tuner(script).tune()
@@ -93,7 +93,12 @@ def test_a_fault_in_fp32_cannot_be_fixed_by_precision(script):
     assert "ampwise doctor train.py" in record.explanation
     assert record.plan is None
     assert len(script.runs) == 1
-    assert ("boom" in record.explanation) == (script.fails_in_fp32 is not None)
+    assert ("fails (E: boom at m.py:3)" in record.explanation) == (script.fails_in_fp32 is not None)
+
+
+def test_an_exit_without_a_word_is_told_by_its_status():
+    script = Script(fails_in_fp32=Failure(kind="exit status 3", message=""))
+    assert "the script fails (exit status 3) in fp32 too" in tuner(script).tune().explanation
 
 
 def test_a_fault_outside_of_all_modules_is_told(stack):
@@ -286,6 +291,10 @@ def test_there_must_be_something_to_resume(stack, tmp_path):
         ({"num_steps": 7}, "7 steps are too few"),
         ({"tolerance": -0.1}, "share of the loss"),
         ({"tolerance": math.nan}, "share of the loss"),
+        ({"budget_min": math.nan}, "number of minutes"),
+        ({"budget_min": -1.0}, "number of minutes"),
+        ({"seed": -1}, "from 0 to"),
+        ({"seed": 2**32 - 1}, "from 0 to 4294967294; 4294967295 is none"),
         ({"base": Plan(default="bf16")}, 'default = "bf16".*default is fp16'),
         ({"base": Plan(default="fp16", parameters="bf16")}, "keeps parameters in bf16"),
         (
