@@ -130,7 +130,7 @@ def _agreeing(num_steps):
 
 
 def agreeing():
-    return _agreeing(40)
+    return _agreeing(20)
 
 
 def agreeing_long():
