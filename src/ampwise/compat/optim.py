@@ -7,6 +7,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ampwise._base.errors import UsageError
+
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """Every parameter of the optimizer, in order."""
@@ -34,7 +36,19 @@ def clear_gradients(optimizer: Optimizer) -> None:
 
 
 def portable_state(optimizer: Optimizer) -> dict[str, Any]:
-    """``state_dict()`` with learning rates that were put on a device as numbers again."""
+    """``state_dict()`` with learning rates that were put on a device as numbers again.
+
+    Raises:
+        UsageError: there is state of parameters that are in no group any more, for which torch knows no place.
+    """
+    kept = {id(param) for param in parameters_of(optimizer)}
+    keys: list[Any] = list(optimizer.state)  # some optimizers keep words here too
+    num_strays = sum(isinstance(one, Tensor) and id(one) not in kept for one in keys)
+    if num_strays:
+        raise UsageError(
+            f"{type(optimizer).__name__} has state of {num_strays} parameters that are in none of its groups any more, "
+            "which torch cannot save: `del optimizer.state[param]` for each parameter of a group that is taken away"
+        )
     state = optimizer.state_dict()
     for group in state["param_groups"]:
         if isinstance(group["lr"], Tensor):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ampwise import TrainStep
+from ampwise._base.errors import UsageError
 from ampwise.runtime.loss_scale import DynamicLossScale
 
 
@@ -83,3 +84,16 @@ def test_an_overflow_in_a_new_group_is_named():
         loss = model(torch.ones(2, 4)).float().pow(2).mean()
     with pytest.raises(RuntimeError, match=r"first in: 2\.weight"):
         step(loss)
+
+
+def test_state_of_a_group_that_is_gone_is_refused_where_torch_could_not_save_it():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    optimizer = torch.optim.AdamW([{"params": one.parameters()} for one in model])
+    step = TrainStep(optimizer, modules=model, precision="fp32")
+    step(model(torch.ones(1, 2)).sum())
+    gone = optimizer.param_groups.pop(0)
+    with pytest.raises(UsageError, match="AdamW has state of 2 parameters that are in none of its groups any more"):
+        step.state_dict()
+    for param in gone["params"]:
+        del optimizer.state[param]
+    assert len(step.state_dict()["optimizers"][0]["param_groups"]) == 1
