@@ -99,7 +99,7 @@ def test_a_crash_of_one_rank_is_told_in_its_own_words(folder):
 def test_another_launcher_is_told_to_be_torchrun(folder):
     environ = {**os.environ, "WORLD_SIZE": "2", "RANK": "0"}
     command = [sys.executable, "-m", "ampwise", "compare", "train.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, timeout=60, check=False, env=environ)
+    done = subprocess.run(command, cwd=folder, capture_output=True, timeout=240, check=False, env=environ)
     assert done.returncode == 2
     assert b"start them with torchrun: torchrun --nproc-per-node 2 -m ampwise compare train.py" in done.stderr
 
