@@ -27,7 +27,33 @@ _LIGHTNINGS: dict[str | None, Any] = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 """The names of our precisions that Lightning has other names for."""
 
 
-class AmpwisePrecision(Precision):
+class _Plugin:
+    """What both plugins hold, and what they save and give back."""
+
+    def __init__(
+        self,
+        precision: str = "auto",
+        *,
+        plan: Plan | str | None = None,
+        loss_scale: LossScale | str | float | None = None,
+    ) -> None:
+        self.loop = LoopPrecision(precision, plan=plan, loss_scale=loss_scale)
+        self.precision = _LIGHTNINGS.get(precision, "32-true")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss scale's state, as torch's scaler has it."""
+        return self.loop.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a loss scale that this plugin or Lightning's own saved."""
+        self.loop.load_state_dict(state_dict)
+
+    def teardown(self) -> None:
+        """Take the plan back off the models."""
+        self.loop.close()
+
+
+class AmpwisePrecision(_Plugin, Precision):
     """A precision for Lightning's ``Trainer``: ``Trainer(plugins=[AmpwisePrecision("auto")])``.
 
     Beside what Lightning's own mixed precision does: ``auto`` takes what the hardware is good at; a plan says per
@@ -46,16 +72,6 @@ class AmpwisePrecision(Precision):
     Raises:
         UsageError: there is no such precision, plan or loss scale.
     """
-
-    def __init__(
-        self,
-        precision: str = "auto",
-        *,
-        plan: Plan | str | None = None,
-        loss_scale: LossScale | str | float | None = None,
-    ) -> None:
-        self.loop = LoopPrecision(precision, plan=plan, loss_scale=loss_scale)
-        self.precision = _LIGHTNINGS.get(precision, "32-true")
 
     def connect(
         self, model: Module, optimizers: list[Optimizer], lr_schedulers: list[Any]
@@ -98,18 +114,6 @@ class AmpwisePrecision(Precision):
         self.loop.unscale(optimizer)
         between_closure_and_step(self, model, optimizer)
         return self.loop.step(optimizer, **kwargs)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The loss scale's state, as torch's scaler has it."""
-        return self.loop.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a loss scale that this plugin or Lightning's own saved."""
-        self.loop.load_state_dict(state_dict)
-
-    def teardown(self) -> None:
-        """Take the plan back off the model."""
-        self.loop.close()
 
 
 class AmpwiseCallback(Callback):
@@ -169,7 +173,7 @@ class AmpwiseCallback(Callback):
         self.telemetry.finish(exception, tells=trainer.is_global_zero)
 
 
-class AmpwiseFabricPrecision(FabricPrecision):
+class AmpwiseFabricPrecision(_Plugin, FabricPrecision):
     """The same for Lightning's ``Fabric``: ``Fabric(plugins=[AmpwiseFabricPrecision("auto")])``.
 
     The precision is decided at the first forward pass, when the models are on their device. Clip by
@@ -180,16 +184,6 @@ class AmpwiseFabricPrecision(FabricPrecision):
     Args, Attributes, Raises:
         as ``AmpwisePrecision``.
     """
-
-    def __init__(
-        self,
-        precision: str = "auto",
-        *,
-        plan: Plan | str | None = None,
-        loss_scale: LossScale | str | float | None = None,
-    ) -> None:
-        self.loop = LoopPrecision(precision, plan=plan, loss_scale=loss_scale)
-        self.precision = _LIGHTNINGS.get(precision, "32-true")
 
     def convert_module(self, module: Module) -> Module:
         """Take the model; its parameters stay in fp32."""
@@ -224,18 +218,6 @@ class AmpwiseFabricPrecision(FabricPrecision):
     def unscale_gradients(self, optimizer: Optimizer) -> None:
         """Make the gradients true, before they are clipped."""
         self.loop.unscale(optimizer)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The loss scale's state, as torch's scaler has it."""
-        return self.loop.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a loss scale that this plugin or Lightning's own saved."""
-        self.loop.load_state_dict(state_dict)
-
-    def teardown(self) -> None:
-        """Take the plan back off the models."""
-        self.loop.close()
 
 
 def _refuse_closures(optimizer: Any) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ampwise._base.errors import UsageError
+from ampwise.compat.distributed import is_running
 from ampwise.runtime import host
 
 _LAG: Final = 2
@@ -86,7 +87,7 @@ class Preemption:
 
     def leaves_now(self) -> bool:
         """Whether to leave, asked by every process once after each step."""
-        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        if not is_running():
             return self._came
         told = torch.tensor(self._came, dtype=torch.int32).to(self._device, non_blocking=True)
         dist.all_reduce(told, dist.ReduceOp.MAX)
