@@ -107,6 +107,8 @@ def _torch_state():
             for hooks in (
                 module._global_forward_hooks,
                 module._global_forward_pre_hooks,
+                module._global_forward_hooks_with_kwargs,
+                module._global_forward_hooks_always_called,
                 module._global_backward_hooks,
                 module._global_backward_pre_hooks,
             )

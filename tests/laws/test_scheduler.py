@@ -66,8 +66,10 @@ def test_any_readings_give_a_state_that_a_file_holds_and_that_goes_on_the_same(s
     middle = fed(state, shown[:half])
     assert repr(state) == before
     data = encode(middle, Combinations(num_groups=NUM_GROUPS, limit=4).entered(middle.raised))
-    again, combinations = decode(data)
+    beside = {"groups_by_name": list("abc"), "num_steps": 7, "num_low": [1, 2, 3], "scale": None}
+    again, combinations, counts = decode({**data, **beside})
     assert again == middle
+    assert (counts.names, counts.num_steps, counts.num_low, counts.scale) == (list("abc"), 7, [1, 2, 3], None)
     assert set(combinations.current) >= middle.raised
     json.dumps(data)  # plain data
     assert fed(again, shown[half:]) == fed(middle, shown[half:])

@@ -2,8 +2,10 @@
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as torchs
 
 
 def identity_of(module: nn.Module) -> int:
@@ -18,6 +20,20 @@ def identity_of(module: nn.Module) -> int:
 def is_replica(module: nn.Module) -> bool:
     """Whether DataParallel made this module, for one call on one device."""
     return bool(module.__dict__.get("_is_replica", False))
+
+
+def after_every_forward(hook: Callable[..., Any]) -> Callable[[], None]:
+    """Call ``hook(module, args, kwargs, output)`` after the forward of every module, until the undo is called.
+
+    The handle that torch gives leaves a mark of its hook behind, by which every compiled module goes on warning.
+    """
+    handle = torchs.register_module_forward_hook(hook, with_kwargs=True)
+
+    def undo() -> None:
+        handle.remove()
+        torchs._global_forward_hooks_with_kwargs.pop(handle.id, None)
+
+    return undo
 
 
 def accept_global_hooks() -> Callable[[], None]:

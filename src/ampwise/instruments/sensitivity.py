@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
+from ampwise.compat.modules import after_every_forward
 from ampwise.compat.stance import has_dynamo, run_uncompiled
 from ampwise.instruments.again import kept_random_state, random_state
 from ampwise.instruments.alone import Alone, Inner, OwnCall, fear, floats_in, run_alone
@@ -165,7 +165,7 @@ class Sensitivity:
         self._attached.callback(self._bus.subscribe(ForwardStarted, self._on_forward))
         self._attached.callback(self._forget)
         self._attached.enter_context(self._stack)
-        self._attached.callback(register_module_forward_hook(self._after, with_kwargs=True).remove)
+        self._attached.callback(after_every_forward(self._after))
 
     def _on_forward(self, _: ForwardStarted) -> None:
         """Compiled code calls no module that could be seen: run it uncompiled, where anything is compiled by now."""
