@@ -19,7 +19,7 @@ torch.manual_seed(3)
 width = 16
 model = nn.Sequential(nn.Linear(width, 64), nn.GELU(), nn.Linear(64, width), nn.LayerNorm(width), nn.Linear(width, 4))
 with torch.no_grad():
-    model[2].weight.mul_(1e6)
+    model[2].weight.mul_(3e5)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 x, y = torch.randn(32, width), torch.randint(4, (32,))
 for step in range(30):
