@@ -271,23 +271,17 @@ class PrecisionScheduler:
     def _switched(self, place: int, before: frozenset[int]) -> SwitchRecord:
         setup, is_raised = self._setup, place not in before
         formats = (setup.low[place], setup.safer)
-        event = PrecisionSwitched(
+        switch = SwitchRecord(
+            step=self._num_steps,
             group=setup.groups[place].name,
             before=formats[not is_raised],
             after=formats[is_raised],
             is_raised=is_raised,
             cause=self._moves.cause(place, self._num_steps, self._state),
         )
-        _LOG.info("step %d: %s to %s: %s", self._num_steps, event.group, event.after, event.cause)
-        BUS.publish(event)
-        return SwitchRecord(
-            step=self._num_steps,
-            group=event.group,
-            before=event.before,
-            after=event.after,
-            is_raised=event.is_raised,
-            cause=event.cause,
-        )
+        _LOG.info("step %d: %s to %s: %s", switch.step, switch.group, switch.after, switch.cause)
+        BUS.publish(PrecisionSwitched(switch=switch))
+        return switch
 
 
 def _chosen(triggers: Sequence[Trigger | Schedule | str]) -> tuple[Trigger | Schedule, ...]:

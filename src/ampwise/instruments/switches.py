@@ -1,6 +1,7 @@
 """Writes down when a scheduler moved groups of modules to another format, and why."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Self
 
 from ampwise.observe.events import EventBus, PrecisionSwitched, StepOutcome
@@ -41,13 +42,4 @@ class SwitchWatch:
         self._num_steps += 1
 
     def _on_switch(self, event: PrecisionSwitched) -> None:
-        self._switches.append(
-            SwitchRecord(
-                step=self._num_steps,
-                group=event.group,
-                before=event.before,
-                after=event.after,
-                is_raised=event.is_raised,
-                cause=event.cause,
-            )
-        )
+        self._switches.append(replace(event.switch, step=self._num_steps))

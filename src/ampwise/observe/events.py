@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ampwise.records.switches import SwitchRecord
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
@@ -75,13 +77,8 @@ class PrecisionTaken:
 class PrecisionSwitched:
     """A group of modules computes in another format from its next call on."""
 
-    group: str
-    before: str
-    after: str
-    """Formats: ``fp16``."""
-    is_raised: bool
-    """``after`` is the safer of the two."""
-    cause: str
+    switch: SwitchRecord
+    """By the scheduler's own count of steps."""
 
 
 LoopEvent = (
