@@ -153,29 +153,33 @@ class TrainStep:
                 agreement=agreement,
                 peers=peers,
             )
-            self.preparation.check_start()
-            name_all = partial(name_parameters, self.modules, self.optimizers)
-            if self.scaler.is_enabled():
-                refuse_fp16_parameters(name_all())
-            self._overflow_watch = OverflowWatch(floor_of(scale), name_all)
-            self._late_news = LateNews()
-            self._buffers = BufferGuard(() if isinstance(scale, NoLossScale) else self.modules)
-            self._num_losses = self._num_open = 0
-            self.fused = choose_fused(self.optimizers)
-            self._casts = CastHold(self._params)
-            self._graphs = graphs_for(device) if capture else None
-            self._captures, self._generation = capture, 0
-            self._window_owner: object | None = None
-            self._window: tuple[list[Tensor | None], Any] = [], None
-            self._findings: list[tuple[Optimizer, Tensor | bool | None]] = []
-            if self._graphs:
-                ready_for_capture(self.optimizers, skips=self.scaler.is_enabled())
-            self._holds_casts = accumulation_steps > 1 and self._regime.casts and self._graphs is None
-            weakref.finalize(self, self._casts.drop)
-            self._needs_closure = [type(one).__name__ for one in self.optimizers if needs_closure(one)]
-            self._is_autocast_used = self.precision == "fp32"
+            self._begin(scale, capture=capture)
             self._leave_if_told = watch_preemption(self, on_preemption, device)
             on_error.pop_all()
+
+    def _begin(self, scale: LossScale, *, capture: bool) -> None:
+        """Check ranks and parameters, and make what belongs to the steps to come; raises as the constructor."""
+        self.preparation.check_start()
+        name_all = partial(name_parameters, self.modules, self.optimizers)
+        if self.scaler.is_enabled():
+            refuse_fp16_parameters(name_all())
+        self._overflow_watch = OverflowWatch(floor_of(scale), name_all)
+        self._late_news = LateNews()
+        self._buffers = BufferGuard(() if isinstance(scale, NoLossScale) else self.modules)
+        self._num_losses = self._num_open = 0
+        self.fused = choose_fused(self.optimizers)
+        self._casts = CastHold(self._params)
+        self._graphs = graphs_for(self._params[0].device) if capture else None
+        self._captures, self._generation = capture, 0
+        self._window_owner: object | None = None
+        self._window: tuple[list[Tensor | None], Any] = [], None
+        self._findings: list[tuple[Optimizer, Tensor | bool | None]] = []
+        if self._graphs:
+            ready_for_capture(self.optimizers, skips=self.scaler.is_enabled())
+        self._holds_casts = self.accumulation_steps > 1 and self._regime.casts and self._graphs is None
+        weakref.finalize(self, self._casts.drop)
+        self._needs_closure = [type(one).__name__ for one in self.optimizers if needs_closure(one)]
+        self._is_autocast_used = self.precision == "fp32"
 
     @property
     def precision(self) -> str:
