@@ -191,7 +191,8 @@ class TrainStep:
         """The context of the forward pass and the loss."""
         if torch.is_grad_enabled() and not self._buffers.is_saved:
             self._buffers.save()
-            self._params[:] = all_parameters(self.optimizers)
+            if self._holds_casts:  # else the step looks in time
+                self._params[:] = all_parameters(self.optimizers)
         hold = self._casts.forward_pass() if self._holds_casts and not self._num_open else nullcontext()
         self._num_open += 1
         self._is_autocast_used = True
