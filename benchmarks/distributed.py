@@ -113,8 +113,8 @@ def measured(how: str, num_parameters: int) -> dict[str, int]:
         for index in range(2):
             loss = model(x).square().mean()
             with (
-                mock.patch("ampwise.runtime.step.backward"),
-                mock.patch("ampwise.runtime.host.reads_freely", return_value=False),
+                mock.patch("ampwise.runtime.step.step.backward"),
+                mock.patch("ampwise.runtime.hardware.host.reads_freely", return_value=False),
             ):
                 step.scaler.scale(loss).backward()
                 with traffic if index else ExitStack():
@@ -147,7 +147,7 @@ def meta_main(num_parameters: str, world: str) -> None:
     from torch.distributed.tensor import DTensor, Shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from ampwise.runtime.distributed import Ballot, find_agreement
+    from ampwise.runtime.ranks.distributed import Ballot, find_agreement
 
     dist.init_process_group("fake", rank=0, world_size=int(world), store=FakeStore())
     mesh, meta = init_device_mesh("cpu", (int(world),)), torch.device("meta")

@@ -48,7 +48,7 @@ def alternated(*, rounds: int) -> list[Row]:
     from torch.nn.functional import mse_loss
 
     from ampwise.runner.inject import inject
-    from ampwise.runtime.device import Choice
+    from ampwise.runtime.hardware.device import Choice
 
     torch.set_num_threads(1)
     model = Sequential(*[layer for _ in range(60) for layer in (Linear(32, 32), ReLU())])

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 import ampwise
-from ampwise.runtime.overflow import HopelessOverflowError
+from ampwise.runtime.scaling.overflow import HopelessOverflowError
 
 STEPS = 200
 FILE = OUT / "scheduler.json"

@@ -48,8 +48,8 @@ def train_step(params: list[Any], max_norm: float) -> Loop:
     """What TrainStep does after backward, through its own methods."""
     import torch
 
-    from ampwise.runtime.scaler import GradScaler
-    from ampwise.runtime.update import ClippedUpdate, choose_fused
+    from ampwise.runtime.scaling.scaler import GradScaler
+    from ampwise.runtime.step.update import ClippedUpdate, choose_fused
 
     optimizer = torch.optim.AdamW(params, lr=1e-3)
     choose_fused([optimizer])

@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from ampwise.plan.file import load_plan
     from ampwise.plan.plan import Plan, Rule
     from ampwise.plan.writing import save_plan
-    from ampwise.runtime.autocast import autocast
-    from ampwise.runtime.casting import apply_plan, plan_in_effect
-    from ampwise.runtime.checkpoint import load_checkpoint, save_checkpoint
-    from ampwise.runtime.compressed import compress_gradients
-    from ampwise.runtime.custom_function import custom_bwd, custom_fwd
-    from ampwise.runtime.evaluate import evaluate
-    from ampwise.runtime.fsdp import fsdp_policy
-    from ampwise.runtime.headroom import HeadroomLossScale
-    from ampwise.runtime.loss_scale import DynamicLossScale, StaticLossScale
-    from ampwise.runtime.overflow import LossScaleWarning
-    from ampwise.runtime.scaler import GradScaler
-    from ampwise.runtime.sharded_checkpoint import load_sharded_checkpoint, save_sharded_checkpoint
-    from ampwise.runtime.small_updates import keep_small_updates
-    from ampwise.runtime.step import TrainStep
-    from ampwise.runtime.uneven import joinable
+    from ampwise.runtime.casts.autocast import autocast
+    from ampwise.runtime.casts.casting import apply_plan, plan_in_effect
+    from ampwise.runtime.casts.custom_function import custom_bwd, custom_fwd
+    from ampwise.runtime.casts.small_updates import keep_small_updates
+    from ampwise.runtime.ranks.compressed import compress_gradients
+    from ampwise.runtime.ranks.fsdp import fsdp_policy
+    from ampwise.runtime.saving.checkpoint import load_checkpoint, save_checkpoint
+    from ampwise.runtime.saving.sharded_checkpoint import load_sharded_checkpoint, save_sharded_checkpoint
+    from ampwise.runtime.scaling.headroom import HeadroomLossScale
+    from ampwise.runtime.scaling.loss_scale import DynamicLossScale, StaticLossScale
+    from ampwise.runtime.scaling.overflow import LossScaleWarning
+    from ampwise.runtime.scaling.scaler import GradScaler
+    from ampwise.runtime.step.evaluate import evaluate
+    from ampwise.runtime.step.step import TrainStep
+    from ampwise.runtime.step.uneven import joinable
     from ampwise.tune.call import tune_script
 
 _HOMES = {
@@ -68,31 +68,31 @@ _HOMES = {
     "Schedule": "ampwise.adapt.schedule",
     "emulated": "ampwise.emulate.emulation",
     "round_to": "ampwise.emulate.rounding",
-    "apply_plan": "ampwise.runtime.casting",
+    "apply_plan": "ampwise.runtime.casts.casting",
     "Plan": "ampwise.plan.plan",
     "Rule": "ampwise.plan.plan",
     "load_plan": "ampwise.plan.file",
     "save_plan": "ampwise.plan.writing",
-    "autocast": "ampwise.runtime.autocast",
-    "custom_bwd": "ampwise.runtime.custom_function",
-    "custom_fwd": "ampwise.runtime.custom_function",
-    "keep_small_updates": "ampwise.runtime.small_updates",
-    "compress_gradients": "ampwise.runtime.compressed",
-    "evaluate": "ampwise.runtime.evaluate",
-    "fsdp_policy": "ampwise.runtime.fsdp",
-    "joinable": "ampwise.runtime.uneven",
-    "load_sharded_checkpoint": "ampwise.runtime.sharded_checkpoint",
-    "save_sharded_checkpoint": "ampwise.runtime.sharded_checkpoint",
-    "load_checkpoint": "ampwise.runtime.checkpoint",
-    "plan_in_effect": "ampwise.runtime.casting",
+    "autocast": "ampwise.runtime.casts.autocast",
+    "custom_bwd": "ampwise.runtime.casts.custom_function",
+    "custom_fwd": "ampwise.runtime.casts.custom_function",
+    "keep_small_updates": "ampwise.runtime.casts.small_updates",
+    "compress_gradients": "ampwise.runtime.ranks.compressed",
+    "evaluate": "ampwise.runtime.step.evaluate",
+    "fsdp_policy": "ampwise.runtime.ranks.fsdp",
+    "joinable": "ampwise.runtime.step.uneven",
+    "load_sharded_checkpoint": "ampwise.runtime.saving.sharded_checkpoint",
+    "save_sharded_checkpoint": "ampwise.runtime.saving.sharded_checkpoint",
+    "load_checkpoint": "ampwise.runtime.saving.checkpoint",
+    "plan_in_effect": "ampwise.runtime.casts.casting",
     "record_casts": "ampwise.instruments.record_casts",
-    "save_checkpoint": "ampwise.runtime.checkpoint",
-    "DynamicLossScale": "ampwise.runtime.loss_scale",
-    "GradScaler": "ampwise.runtime.scaler",
-    "HeadroomLossScale": "ampwise.runtime.headroom",
-    "LossScaleWarning": "ampwise.runtime.overflow",
-    "StaticLossScale": "ampwise.runtime.loss_scale",
-    "TrainStep": "ampwise.runtime.step",
+    "save_checkpoint": "ampwise.runtime.saving.checkpoint",
+    "DynamicLossScale": "ampwise.runtime.scaling.loss_scale",
+    "GradScaler": "ampwise.runtime.scaling.scaler",
+    "HeadroomLossScale": "ampwise.runtime.scaling.headroom",
+    "LossScaleWarning": "ampwise.runtime.scaling.overflow",
+    "StaticLossScale": "ampwise.runtime.scaling.loss_scale",
+    "TrainStep": "ampwise.runtime.step.step",
     "tune_script": "ampwise.tune.call",
 }
 

@@ -10,7 +10,7 @@ import pytest
 from ampwise.observe.events import EventBus
 from ampwise.runner.inject import inject
 from ampwise.runner.spec import Lists
-from ampwise.runtime.device import Choice
+from ampwise.runtime.hardware.device import Choice
 
 SCRIPTS = Path(__file__).parent / "scripts"
 OBSTACLES = {

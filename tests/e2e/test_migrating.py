@@ -17,7 +17,7 @@ LIBRARIES = {
     "From Accelerate": "accelerate accelerate.utils",
     "From Lightning": "lightning lightning.pytorch.plugins ampwise.integrations.lightning",
 }
-OURS = "ampwise ampwise.runtime.result ampwise.integrations.lightning lightning torch.distributed.fsdp"
+OURS = "ampwise ampwise.runtime.scaling.result ampwise.integrations.lightning lightning torch.distributed.fsdp"
 INSTANCES = {
     "step": "TrainStep",
     "scaler": "GradScaler",

@@ -9,7 +9,7 @@ import torch
 from ampwise.interpose import gradient_views, own_amp, seam
 from ampwise.observe.events import EventBus
 from ampwise.runner.inject import inject
-from ampwise.runtime.device import Choice
+from ampwise.runtime.hardware.device import Choice
 from rows import all_rows
 
 SCRIPTS = Path(__file__).parent / "scripts"

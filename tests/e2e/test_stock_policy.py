@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ampwise.plan.plan import Lists, Plan
-from ampwise.runtime.casting import apply_plan
+from ampwise.runtime.casts.casting import apply_plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STOCK = Plan(default="bf16", lists=Lists.STOCK)

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ampwise import TrainStep
-from ampwise.runtime.loss_scale import DynamicLossScale
+from ampwise.runtime.scaling.loss_scale import DynamicLossScale
 
 NUM_STEPS = 30
 

@@ -18,7 +18,7 @@ import torch
 from torch import distributed as dist
 
 from ampwise import TrainStep, load_checkpoint, save_checkpoint
-from ampwise.runtime.loss_scale import DynamicLossScale
+from ampwise.runtime.scaling.loss_scale import DynamicLossScale
 
 OVERFLOWS = {3, 9}
 

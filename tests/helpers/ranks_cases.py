@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ampwise import GradScaler, TrainStep
 from ampwise._base.errors import CannotRunError, UsageError
-from ampwise.runtime.loss_scale import DynamicLossScale
+from ampwise.runtime.scaling.loss_scale import DynamicLossScale
 
 INF = float("inf")
 
@@ -392,7 +392,7 @@ def headroom():
 
 def chosen():
     """Each rank measures something else; the first one's choice holds."""
-    from ampwise.runtime import step as module
+    from ampwise.runtime.step import step as module
 
     own, other = module.choose_precision, ("bf16", "fp32")[rank() % 2]
     module.choose_precision = lambda _, device: own(other, device=device)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ampwise import TrainStep, load_checkpoint, save_checkpoint
-from ampwise.runtime.loss_scale import DynamicLossScale
+from ampwise.runtime.scaling.loss_scale import DynamicLossScale
 
 NUM_BATCHES, WINDOW = 21, 2
 OVERFLOWS = {8, 15}

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ampwise import TrainStep
-from ampwise.runtime.loss_scale import DynamicLossScale
+from ampwise.runtime.scaling.loss_scale import DynamicLossScale
 
 MIN_SCALE, MAX_SCALE = 2.0**-4, 2.0**20
 

@@ -1,6 +1,6 @@
 """Stands in for torchao's fp8 layers: other objects of another class, which compute what torchao's do.
 
-That they do is tested where torchao is installed: see tests/unit/runtime/test_float8.py.
+That they do is tested where torchao is installed: see tests/unit/runtime/casts/test_float8.py.
 """
 
 import sys
@@ -41,7 +41,7 @@ def convert_to_float8_training(module, *, module_filter_fn, config):
 
 def put_in_place(monkeypatch):
     """Let ``import torchao`` find the stand-in, and a CPU be taken for its hardware."""
-    from ampwise.runtime import plan_places
+    from ampwise.runtime.casts import plan_places
 
     package = ModuleType("torchao.float8")
     package.convert_to_float8_training = convert_to_float8_training

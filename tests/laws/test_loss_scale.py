@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 
 from ampwise._base.errors import RecordError, UsageError
-from ampwise.runtime.headroom import HeadroomLossScale
-from ampwise.runtime.headroom_update import HeadroomRules, from_device, to_device
-from ampwise.runtime.loss_scale import (
+from ampwise.runtime.scaling.headroom import HeadroomLossScale
+from ampwise.runtime.scaling.headroom_update import HeadroomRules, from_device, to_device
+from ampwise.runtime.scaling.loss_scale import (
     PRESETS,
     DynamicLossScale,
     NoLossScale,
@@ -23,7 +23,7 @@ from ampwise.runtime.loss_scale import (
     encode,
     get_loss_scale,
 )
-from ampwise.runtime.scale_update import ScaleRules, ScaleState, advance_
+from ampwise.runtime.scaling.scale_update import ScaleRules, ScaleState, advance_
 
 SCALES = st.floats(2.0**-126, 2.0**100, width=32)
 FACTORS = {"growth_factor": st.floats(1.0, 8.0, exclude_min=True), "backoff_factor": st.floats(0.01, 0.99)}

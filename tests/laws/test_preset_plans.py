@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from ampwise.plan.presets import presets
-from ampwise.runtime.casting import apply_plan, plan_in_effect
+from ampwise.runtime.casts.casting import apply_plan, plan_in_effect
 from torchao_stand_in import Float8Linear, put_in_place
 
 NAMES = sorted(presets())
@@ -91,7 +91,7 @@ def test_compiled_equals_eager(name, backend, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:plan. no module for")
 def test_the_model_has_a_place_for_every_rule_on_modules():
-    from ampwise.runtime.plan_places import bind
+    from ampwise.runtime.casts.plan_places import bind
 
     plan = presets()["fp16-safe"].plan
     matches = bind(model("fp16-safe"), plan).matches

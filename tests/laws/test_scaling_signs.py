@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from ampwise.records.files import from_json, to_json
 from ampwise.records.scaling import History, HistoryRow
 from ampwise.records.scaling_signs import Sign, SignKind, signs
-from ampwise.runtime.loss_scale import DynamicLossScale
+from ampwise.runtime.scaling.loss_scale import DynamicLossScale
 
 SEEDS = st.integers(0, 10_000)
 

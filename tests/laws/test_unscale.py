@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 
 from ampwise.compat.scaler import check_finite_, unscale_and_check_
-from ampwise.runtime.buffers import BufferGuard, _put_back, _Saved
+from ampwise.runtime.scaling.buffers import BufferGuard, _put_back, _Saved
 
 NUMBERS = st.lists(st.floats(width=32), min_size=1, max_size=12)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

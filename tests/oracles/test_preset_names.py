@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ampwise.plan.presets import presets
-from ampwise.runtime.casting import plan_in_effect
+from ampwise.runtime.casts.casting import plan_in_effect
 
 transformers = pytest.importorskip("transformers")
 

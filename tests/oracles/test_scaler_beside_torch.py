@@ -40,7 +40,7 @@ class Walker:
         return [param.detach().view(torch.int32).tolist() for param in self.params]
 
 
-@pytest.mark.filterwarnings("ignore::ampwise.runtime.overflow.LossScaleWarning")
+@pytest.mark.filterwarnings("ignore::ampwise.runtime.scaling.overflow.LossScaleWarning")
 @pytest.mark.parametrize("kind", list(OPTIMIZERS))
 @settings(max_examples=25)
 @given(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ampwise import TrainStep
-from ampwise.runtime.loss_scale import DynamicLossScale
+from ampwise.runtime.scaling.loss_scale import DynamicLossScale
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 OPTIMIZERS = {

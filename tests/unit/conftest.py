@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ampwise.runtime.facts import Measured
-from ampwise.runtime.race import Probe
+from ampwise.runtime.hardware.facts import Measured
+from ampwise.runtime.hardware.race import Probe
 
 
 @dataclass
@@ -87,9 +87,10 @@ def _install(monkeypatch, machine, *, hip):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: len(machine.gpus))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: machine.current)
     monkeypatch.setattr(torch.accelerator, "set_device_index", set_index)
-    monkeypatch.setattr("ampwise.runtime.gather.probe", probe)
+    monkeypatch.setattr("ampwise.runtime.hardware.gather.probe", probe)
     monkeypatch.setattr(
-        "ampwise.runtime.gather.find_wrong_conv", lambda name: machine.gpus[index_of(torch.device(name))].wrong_conv
+        "ampwise.runtime.hardware.gather.find_wrong_conv",
+        lambda name: machine.gpus[index_of(torch.device(name))].wrong_conv,
     )
 
 

@@ -19,7 +19,7 @@ MAY_ASSIGN = {
 }
 MAY_BE_PRIVATE = {
     "compat": "the one place for private names",
-    "runtime/scaler.py": "a drop-in for GradScaler keeps its fields",
+    "runtime/scaling/scaler.py": "a drop-in for GradScaler keeps its fields",
 }
 
 

@@ -14,10 +14,10 @@ from torch import nn
 from ampwise._base.errors import CannotRunError, UsageError
 from ampwise.adapt.groups import Group
 from ampwise.plan.plan import Plan, Rule
-from ampwise.runtime.cast_forward import CastForward, cast_forward_of
-from ampwise.runtime.casting import apply_plan, device_type_of_model, put
-from ampwise.runtime.op_rules import Formats, OpTable
-from ampwise.runtime.plan_places import Bound, Place, bind, without_wrappers
+from ampwise.runtime.casts.cast_forward import CastForward, cast_forward_of
+from ampwise.runtime.casts.casting import apply_plan, device_type_of_model, put
+from ampwise.runtime.casts.op_rules import Formats, OpTable
+from ampwise.runtime.casts.plan_places import Bound, Place, bind, without_wrappers
 
 SAFETY = ("fp16", "bf16", "fp32")
 """The formats of regions, each safer than those before it."""

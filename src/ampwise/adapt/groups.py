@@ -11,7 +11,7 @@ from ampwise._base.errors import UsageError
 from ampwise._base.suggest import closest
 from ampwise._base.text import inert_line
 from ampwise.plan.patterns import is_match, mistake_in
-from ampwise.runtime.plan_places import has_forward, without_wrappers
+from ampwise.runtime.casts.plan_places import has_forward, without_wrappers
 
 Groups = Mapping[str, str | Sequence[str]] | Sequence[str]
 

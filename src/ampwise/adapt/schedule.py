@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampwise.runtime.scale_numbers import refuse
+from ampwise.runtime.scaling.scale_numbers import refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

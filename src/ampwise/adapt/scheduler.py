@@ -24,11 +24,11 @@ from ampwise.compat.scaler import scale_of
 from ampwise.observe.events import BUS, PrecisionSwitched, PrecisionTaken
 from ampwise.plan.plan import Plan
 from ampwise.records.switches import SwitchRecord
-from ampwise.runtime import host
-from ampwise.runtime.loss_scale import LossScale, StaticLossScale
-from ampwise.runtime.planned import scale_of_plan
-from ampwise.runtime.result import StepResult
-from ampwise.runtime.scaler import GradScaler
+from ampwise.runtime.hardware import host
+from ampwise.runtime.scaling.loss_scale import LossScale, StaticLossScale
+from ampwise.runtime.scaling.result import StepResult
+from ampwise.runtime.scaling.scaler import GradScaler
+from ampwise.runtime.step.planned import scale_of_plan
 
 EVERY: Final = 10
 """Steps from one reading to the next, where a reading waits for the device."""

@@ -19,9 +19,9 @@ from ampwise.observe.modules import is_module, unwrapped
 from ampwise.plan.binding import misfits
 from ampwise.plan.find import find_plan
 from ampwise.plan.plan import Plan, Updates
-from ampwise.runtime.cast_forward import cast_forward_of
-from ampwise.runtime.casting import device_type_of_model
-from ampwise.runtime.plan_places import without_wrappers
+from ampwise.runtime.casts.cast_forward import cast_forward_of
+from ampwise.runtime.casts.casting import device_type_of_model
+from ampwise.runtime.casts.plan_places import without_wrappers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

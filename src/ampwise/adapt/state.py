@@ -5,7 +5,7 @@ from typing import Self
 
 from ampwise.adapt.reading import Reading, Verdict
 from ampwise.adapt.triggers import Trigger
-from ampwise.runtime.scale_numbers import refuse
+from ampwise.runtime.scaling.scale_numbers import refuse
 
 _MOST_DOUBLINGS = 6
 

@@ -16,8 +16,8 @@ from ampwise.compat.autograd import queue_callback
 from ampwise.compat.distributed import is_running, local_of, world_size
 from ampwise.compat.fused_step import norms_of
 from ampwise.interpose.internal import internal
-from ampwise.runtime.cast_forward import CastForward
-from ampwise.runtime.gauge import Gauge
+from ampwise.runtime.casts.cast_forward import CastForward
+from ampwise.runtime.casts.gauge import Gauge
 
 _LARGEST = torch.finfo(torch.float32).max
 _HEAD = 3

@@ -11,7 +11,7 @@ from typing import Self
 from ampwise.adapt.reading import CALM, Reading, Verdict
 from ampwise.adapt.usual import Usual, with_latest
 from ampwise.formats.table import get_format
-from ampwise.runtime.scale_numbers import refuse
+from ampwise.runtime.scaling.scale_numbers import refuse
 
 _ALMOST = 0.99
 """The level of what would fire but for one thing: it keeps a group up."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ampwise.cli.visible import Check
     from ampwise.compat.tf32 import Tf32State
-    from ampwise.runtime.machine import Advice, DeviceRow, FormatRow
+    from ampwise.runtime.hardware.machine import Advice, DeviceRow, FormatRow
 
 
 @click.command("info")
@@ -56,8 +56,8 @@ def _gather(device: str | None) -> _Answer:
 
     from ampwise.cli.visible import checks, renumbering
     from ampwise.compat.tf32 import tf32_state
-    from ampwise.runtime.machine import advise, list_devices
-    from ampwise.runtime.placement import use_device
+    from ampwise.runtime.hardware.machine import advise, list_devices
+    from ampwise.runtime.hardware.placement import use_device
 
     with use_device(device) as target:
         devices = list_devices(target)
@@ -75,7 +75,7 @@ def _software(device: "torch.device") -> dict[str, str | int | None]:
     import torch
 
     from ampwise.compat.devices import driver_cuda_version, driver_version
-    from ampwise.runtime.environment import environment
+    from ampwise.runtime.hardware.environment import environment
 
     here = environment(device, allocator="")
     return {

@@ -200,8 +200,8 @@ def _is_launcher(word: str) -> bool:
 def _show_code(target: Target, spec: LaunchSpec) -> int:
     """Print the lines as a diff on stdout, and what else is to be said on stderr."""
     from ampwise.runner.show_code import show_code
-    from ampwise.runtime.device import choose_precision
-    from ampwise.runtime.placement import use_device
+    from ampwise.runtime.hardware.device import choose_precision
+    from ampwise.runtime.hardware.placement import use_device
 
     path, source = source_of(target)
     if has_syntax_error(source, str(Path(path).absolute())):
@@ -253,7 +253,7 @@ def _run(target: Target, spec: LaunchSpec, voice: _Voice, leaving: _Leaving) -> 
 
 
 def _close(current: Session, end: ScriptEnd, voice: _Voice) -> int:
-    team = team_of(own_environment()) if current.num_steps and not end.interrupted else None
+    team = None if end.interrupted else team_of(own_environment())
     if team is not None and team.is_led:
         put_report(team, current.report())
         return end.status

@@ -55,7 +55,7 @@ def _check_module(name: str, verb: str) -> None:
 def check_device(device: str | None) -> None:
     """Say before the first run that there is no such device."""
     if device is not None:
-        from ampwise.runtime.placement import use_device
+        from ampwise.runtime.hardware.placement import use_device
 
         with use_device(device):
             pass

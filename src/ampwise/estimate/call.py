@@ -107,7 +107,7 @@ def _imagine(step_fn: Callable[[], Any], gpu: GpuSpec, want: Wanted, num_calls: 
     from ampwise.plan.file import parse_plan
     from ampwise.runner.inject import inject
     from ampwise.runner.spec import Lists
-    from ampwise.runtime.device import Choice
+    from ampwise.runtime.hardware.device import Choice
 
     check_mechanism()
     plan = None if want.plan is None else parse_plan(want.plan)

@@ -78,7 +78,7 @@ def _run(order: Order) -> Estimate | None:
     from ampwise.plan.file import parse_plan
     from ampwise.runner.inject import inject
     from ampwise.runner.spec import Lists
-    from ampwise.runtime.device import Choice
+    from ampwise.runtime.hardware.device import Choice
 
     leave_memory_to_others()
     check_mechanism()

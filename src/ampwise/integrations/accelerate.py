@@ -12,9 +12,9 @@ from ampwise._base.errors import UsageError
 from ampwise.compat.accelerate import has_prepared
 from ampwise.plan.find import find_plan
 from ampwise.plan.plan import Plan
-from ampwise.runtime.loss_scale import DynamicLossScale, LossScale, get_loss_scale
-from ampwise.runtime.planned import apply_to_all, scale_of_plan
-from ampwise.runtime.scaler import GradScaler
+from ampwise.runtime.scaling.loss_scale import DynamicLossScale, LossScale, get_loss_scale
+from ampwise.runtime.scaling.scaler import GradScaler
+from ampwise.runtime.step.planned import apply_to_all, scale_of_plan
 
 _WITHOUT: Final = frozenset({DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.FSDP})
 """Backends that scale by rules of their own."""

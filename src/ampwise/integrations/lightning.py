@@ -21,7 +21,7 @@ from ampwise.examine.watch import ALL
 from ampwise.integrations.telemetry import Telemetry
 from ampwise.integrations.training_loop import LoopPrecision
 from ampwise.plan.plan import Plan
-from ampwise.runtime.loss_scale import LossScale
+from ampwise.runtime.scaling.loss_scale import LossScale
 
 _LIGHTNINGS: dict[str | None, Any] = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 """The names of our precisions that Lightning has other names for."""

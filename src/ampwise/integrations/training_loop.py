@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 from ampwise.plan.find import find_plan
 from ampwise.plan.plan import Plan
 from ampwise.plan.presets import get_precision
-from ampwise.runtime.buffers import BufferGuard
-from ampwise.runtime.device import Choice, choose_precision
-from ampwise.runtime.loss_scale import LossScale
-from ampwise.runtime.planned import apply_to_all, scale_of_plan
-from ampwise.runtime.regime import Regime
-from ampwise.runtime.scaler import GradScaler
+from ampwise.runtime.hardware.device import Choice, choose_precision
+from ampwise.runtime.scaling.buffers import BufferGuard
+from ampwise.runtime.scaling.loss_scale import LossScale
+from ampwise.runtime.scaling.scaler import GradScaler
+from ampwise.runtime.step.planned import apply_to_all, scale_of_plan
+from ampwise.runtime.step.regime import Regime
 
 
 class LoopPrecision:

@@ -12,7 +12,7 @@ from ampwise.examine.watch import ALL
 from ampwise.integrations.telemetry import Telemetry
 from ampwise.plan.find import find_plan
 from ampwise.plan.plan import Plan
-from ampwise.runtime.planned import apply_to_all, scale_of_plan
+from ampwise.runtime.step.planned import apply_to_all, scale_of_plan
 
 
 class AmpwiseCallback(TrainerCallback):

@@ -17,7 +17,11 @@ APPLY = Row(
     why="forward multiplies in low precision, backward mixes that gradient with saved fp32: RuntimeError",
     obstacle="custom_function",
 )
-_AUTOCAST_MODULES = ("torch.amp.autocast_mode", "ampwise.runtime.custom_function", "ampwise.runtime.cast_values")
+_AUTOCAST_MODULES = (
+    "torch.amp.autocast_mode",
+    "ampwise.runtime.casts.custom_function",
+    "ampwise.runtime.casts.cast_values",
+)
 _LOW = (torch.float16, torch.bfloat16)
 
 

@@ -38,7 +38,7 @@ REGION = Row(
 )
 _BESIDES = ("torch.amp", "torch.cuda.amp", "torch.cpu.amp", "contextlib", "functools")
 _LOW = (torch.float16, torch.bfloat16)
-_OURS = str(Path(__file__).parent.parent / "runtime" / "autocast_calls.py")
+_OURS = str(Path(__file__).parent.parent / "runtime" / "casts" / "autocast_calls.py")
 """Where a plan's own regions are entered, which Dynamo traces as it does the script's."""
 
 

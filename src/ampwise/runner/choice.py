@@ -15,7 +15,7 @@ from ampwise.runner.store import first_word, store_of, team_of
 if TYPE_CHECKING:
     import torch
 
-    from ampwise.runtime.device import Choice
+    from ampwise.runtime.hardware.device import Choice
 
 
 def choose_once(spec: LaunchSpec, *, device: "torch.device", environ: Mapping[str, str] | None = None) -> "Choice":
@@ -31,7 +31,7 @@ def choose_once(spec: LaunchSpec, *, device: "torch.device", environ: Mapping[st
     Raises:
         CannotRunError: the machine cannot compute in the precision asked for, or emulate it.
     """
-    from ampwise.runtime.device import Choice, choose_precision
+    from ampwise.runtime.hardware.device import Choice, choose_precision
 
     if spec.emulate is not None:
         return _emulated(spec.emulate, device)
@@ -57,7 +57,7 @@ def _store(spec: LaunchSpec, environ: Mapping[str, str]) -> Any:
 
 def _emulated(name: str, device: "torch.device") -> "Choice":
     from ampwise.emulate.recipes import RECIPES
-    from ampwise.runtime.device import Choice
+    from ampwise.runtime.hardware.device import Choice
 
     if device.type != "cpu":
         raise CannotRunError(

@@ -17,8 +17,8 @@ def describe_environment(*, device: str | None, malloc: Malloc, environ: Mapping
         malloc: The allocator's setting asked for.
         environ: The environment that the runs inherited.
     """
-    from ampwise.runtime.environment import environment
-    from ampwise.runtime.placement import current_device, parse_device
+    from ampwise.runtime.hardware.environment import environment
+    from ampwise.runtime.hardware.placement import current_device, parse_device
 
     target = current_device() if device is None else parse_device(device)
     setting = set_allocator(malloc, environ=environ, on_cpu=target.type == "cpu")

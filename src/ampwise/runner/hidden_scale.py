@@ -20,10 +20,10 @@ from ampwise.runner.regions import needs_exact_losses
 from ampwise.runner.scaled_pass import leaf_of, leaves, scaled_seeds
 from ampwise.runner.skipping import ClosureSkips
 from ampwise.runner.verdicts import Verdicts, any_found, non_finite_in
-from ampwise.runtime.closure import Overflowed
-from ampwise.runtime.distributed import Ranks
-from ampwise.runtime.gradients import local_gradient
-from ampwise.runtime.loss_scale import DynamicLossScale, LossScale
+from ampwise.runtime.gradients.gradients import local_gradient
+from ampwise.runtime.ranks.distributed import Ranks
+from ampwise.runtime.scaling.closure import Overflowed
+from ampwise.runtime.scaling.loss_scale import DynamicLossScale, LossScale
 
 _LARGEST_FINITE_SEED = 2.0**15
 """Gradients taken by hand are mostly a sum's: 2**16 is infinite in fp16, and the script would see the NaN."""

@@ -25,8 +25,8 @@ from ampwise.runner.spec import Lists
 if TYPE_CHECKING:
     from ampwise.plan.plan import Plan
     from ampwise.runner.low_parameters import LowParameters
-    from ampwise.runtime.device import Choice
-    from ampwise.runtime.loss_scale import LossScale
+    from ampwise.runtime.hardware.device import Choice
+    from ampwise.runtime.scaling.loss_scale import LossScale
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The precisions that are autocast's; the others are the hardware's."""

@@ -98,7 +98,7 @@ def _against_fp32(bus: EventBus, _: LaunchSpec, stack: ModuleStack) -> Instrumen
     import torch
 
     from ampwise.instruments.against_fp32 import AgainstFp32
-    from ampwise.runtime.placement import current_device
+    from ampwise.runtime.hardware.placement import current_device
 
     device_type = current_device().type
     in_fp32 = partial(torch.autocast, device_type, enabled=False)

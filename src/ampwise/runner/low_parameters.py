@@ -14,8 +14,8 @@ from ampwise.interpose.optimizer_step import on_optimizer
 from ampwise.interpose.seam import intercept
 from ampwise.plan.plan import Plan, Updates
 from ampwise.runner.script import RefusedRun
-from ampwise.runtime.cast_values import DTYPES
-from ampwise.runtime.small_updates import SmallUpdates, keeper_of
+from ampwise.runtime.casts.cast_values import DTYPES
+from ampwise.runtime.casts.small_updates import SmallUpdates, keeper_of
 
 
 class LowParameters:

@@ -18,10 +18,10 @@ from ampwise.plan.binding import gathered, idle_in_words
 from ampwise.plan.pinning import outdated_pin
 from ampwise.plan.plan import Plan
 from ampwise.runner.script import RefusedRun
-from ampwise.runtime.cast_forward import cast_forward_of
-from ampwise.runtime.casting import put
-from ampwise.runtime.float8 import linears_in_float8
-from ampwise.runtime.plan_places import bind, without_effect
+from ampwise.runtime.casts.cast_forward import cast_forward_of
+from ampwise.runtime.casts.casting import put
+from ampwise.runtime.casts.float8 import linears_in_float8
+from ampwise.runtime.casts.plan_places import bind, without_effect
 
 _NUM_NAMED = 3
 """Modules that a line names before it only counts."""

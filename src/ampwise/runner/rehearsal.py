@@ -12,11 +12,11 @@ from ampwise.emulate.recipes import RECIPES
 from ampwise.interpose.cast_lists import share_cuda_lists
 from ampwise.observe.modules import ModuleName
 from ampwise.plan.plan import Lists, Plan
-from ampwise.runtime.cast_forward import cast_forward_of
-from ampwise.runtime.cast_values import DTYPES
-from ampwise.runtime.casting import put
-from ampwise.runtime.placement import current_device
-from ampwise.runtime.plan_places import bind
+from ampwise.runtime.casts.cast_forward import cast_forward_of
+from ampwise.runtime.casts.cast_values import DTYPES
+from ampwise.runtime.casts.casting import put
+from ampwise.runtime.hardware.placement import current_device
+from ampwise.runtime.casts.plan_places import bind
 
 
 class PlanRehearsal:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ampwise.records.crash import CrashRecord
     from ampwise.runner.inject import Injected
     from ampwise.runner.instruments import Instrument
-    from ampwise.runtime.device import Choice
-    from ampwise.runtime.loss_scale import LossScale
+    from ampwise.runtime.hardware.device import Choice
+    from ampwise.runtime.scaling.loss_scale import LossScale
 
 _NO_TORCH = "the script did not import torch"
 _OWN = "as the script has it"
@@ -109,8 +109,8 @@ class Session:
         return together(others) if others else self.own_summary()
 
     def report(self) -> ProcessReport:
-        """What this process did, for the one that speaks for all."""
-        return ProcessReport(rank=self.watch.rank, summary=self.own_summary())
+        """What this process did, or those it started, for the one that speaks for all."""
+        return ProcessReport(rank=self.watch.rank, summary=self.summary())
 
     def own_summary(self) -> RunSummary:
         """What this process did."""
@@ -188,7 +188,7 @@ class Session:
         """In this order: the device decides the precision, which decides what is injected, which instruments watch."""
         from ampwise.interpose.own_amp import switch_off_own_amp
         from ampwise.runner.inject import inject
-        from ampwise.runtime.placement import use_device
+        from ampwise.runtime.hardware.placement import use_device
 
         spec, stack = self.spec, self._stack
         device = stack.enter_context(use_device(spec.device))
@@ -316,7 +316,7 @@ def _plan_of(spec: LaunchSpec) -> "Plan | None":
 def _loss_scale_of(spec: LaunchSpec) -> "LossScale | None":
     if spec.amp is Amp.KEPT:
         return None
-    from ampwise.runtime.loss_scale import NoLossScale
+    from ampwise.runtime.scaling.loss_scale import NoLossScale
 
     return NoLossScale()
 

@@ -11,7 +11,7 @@ from ampwise._base.files import write_atomically
 from ampwise.interpose.saving import PATH_FUNCTIONS
 from ampwise.interpose.seam import Undo, intercept, undo_all
 from ampwise.observe.checkpoints import holds_optimizer_state
-from ampwise.runtime.loss_scale import LossScale, decode, encode
+from ampwise.runtime.scaling.loss_scale import LossScale, decode, encode
 
 if TYPE_CHECKING:
     from ampwise.runner.hidden_scale import HiddenScale

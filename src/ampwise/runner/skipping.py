@@ -7,7 +7,7 @@ from weakref import WeakSet
 from ampwise.compat.autograd import version_of
 from ampwise.compat.optim import parameters_of
 from ampwise.interpose.optimizer_step import closure_of, with_closure
-from ampwise.runtime.closure import Overflowed, Snapshot
+from ampwise.runtime.scaling.closure import Overflowed, Snapshot
 
 
 class ClosureSkips:

@@ -77,7 +77,7 @@ class Question:
         Raises:
             CannotRunError: fp8 is emulated only, and the device is no CPU.
         """
-        from ampwise.runtime.placement import current_device, parse_device
+        from ampwise.runtime.hardware.placement import current_device, parse_device
 
         device = current_device() if self.device is None else parse_device(self.device)
         if device.type == "cpu":

@@ -9,8 +9,8 @@ from adapting import Block, Blocks
 from ampwise import CannotRunError, Plan, Rule, UsageError, apply_plan
 from ampwise.adapt.cells import Cells, movable
 from ampwise.adapt.groups import groups_of
-from ampwise.runtime.casting import cast_forward_of
-from ampwise.runtime.op_rules import Formats
+from ampwise.runtime.casts.casting import cast_forward_of
+from ampwise.runtime.casts.op_rules import Formats
 
 PLANS = {
     "bf16": Plan(default="bf16"),

@@ -6,7 +6,7 @@ import torch
 from adapting import Blocks
 from ampwise import GradNormSpike, LossSpike, NonFinite, OverflowShare, PrecisionScheduler, Schedule
 from ampwise.adapt.scheduler import EVERY
-from ampwise.runtime.result import StepResult
+from ampwise.runtime.scaling.result import StepResult
 from reads import Reads
 
 TRIGGERS = [NonFinite(), LossSpike(), GradNormSpike(), OverflowShare()]

@@ -1,7 +1,7 @@
 import pytest
 
 from ampwise.cli.visible import checks, renumbering
-from ampwise.runtime.machine import DeviceRow
+from ampwise.runtime.hardware.machine import DeviceRow
 
 
 def row(device):

@@ -6,7 +6,7 @@ from torch import nn
 
 from ampwise._base.errors import UsageError
 from ampwise.plan.plan import Plan, Rule
-from ampwise.runtime.scaler import GradScaler
+from ampwise.runtime.scaling.scaler import GradScaler
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 accelerate = pytest.importorskip("accelerate")

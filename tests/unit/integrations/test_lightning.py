@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ampwise._base.errors import UsageError
 from ampwise.plan.plan import Plan, Rule
-from ampwise.runtime.loss_scale import DynamicLossScale
+from ampwise.runtime.scaling.loss_scale import DynamicLossScale
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.leaves_behind("Lightning's own hooks of warnings")]
 pl = pytest.importorskip("lightning.pytorch")

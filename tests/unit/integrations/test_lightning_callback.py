@@ -12,7 +12,7 @@ from ampwise._base.errors import UsageError
 from ampwise.interpose.seam import intercepted
 from ampwise.records.files import load_recording
 from ampwise.records.run import RunEnd
-from ampwise.runtime.loss_scale import DynamicLossScale
+from ampwise.runtime.scaling.loss_scale import DynamicLossScale
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.leaves_behind("Lightning's own hooks of warnings")]
 pl = pytest.importorskip("lightning.pytorch")

@@ -6,7 +6,7 @@ from torch import nn
 
 from ampwise.plan.footprint import footprint
 from ampwise.plan.plan import Plan
-from ampwise.runtime.small_updates import keep_small_updates
+from ampwise.runtime.casts.small_updates import keep_small_updates
 
 
 @pytest.mark.parametrize(

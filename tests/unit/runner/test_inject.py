@@ -7,7 +7,7 @@ from torch import nn
 from ampwise.observe.events import EventBus, ForwardStarted, StepOutcome
 from ampwise.runner.inject import inject
 from ampwise.runner.spec import Lists
-from ampwise.runtime.device import Choice
+from ampwise.runtime.hardware.device import Choice
 
 
 def choose(precision):

@@ -11,8 +11,8 @@ from torch import nn
 from ampwise.observe.events import EventBus, StepOutcome
 from ampwise.runner.inject import inject
 from ampwise.runner.spec import Lists
-from ampwise.runtime.device import Choice
-from ampwise.runtime.loss_scale import DynamicLossScale
+from ampwise.runtime.hardware.device import Choice
+from ampwise.runtime.scaling.loss_scale import DynamicLossScale
 
 FP16 = Choice(precision="fp16", reason="asked for", slow_factor=None, device="cpu")
 HUGE = DynamicLossScale(scale=2.0**40)

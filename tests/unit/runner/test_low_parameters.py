@@ -7,8 +7,8 @@ from torch import nn
 from ampwise.plan.plan import Plan
 from ampwise.runner.inject import inject
 from ampwise.runner.script import RefusedRun
-from ampwise.runtime.device import Choice
-from ampwise.runtime.small_updates import MASTER, keeper_of
+from ampwise.runtime.casts.small_updates import MASTER, keeper_of
+from ampwise.runtime.hardware.device import Choice
 
 BF16 = torch.bfloat16
 

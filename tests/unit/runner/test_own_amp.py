@@ -14,8 +14,8 @@ from ampwise.observe.events import BUS, EventBus
 from ampwise.plan.plan import Plan, Rule
 from ampwise.runner.inject import inject
 from ampwise.runner.spec import Lists
-from ampwise.runtime.device import Choice
-from ampwise.runtime.step import TrainStep
+from ampwise.runtime.hardware.device import Choice
+from ampwise.runtime.step.step import TrainStep
 
 
 def injecting(precision="bf16", *, bus=None):

@@ -9,8 +9,8 @@ from ampwise.plan.presets import presets
 from ampwise.runner.inject import inject
 from ampwise.runner.script import RefusedRun
 from ampwise.runner.spec import Lists
-from ampwise.runtime.cast_forward import cast_forward_of
-from ampwise.runtime.device import Choice
+from ampwise.runtime.casts.cast_forward import cast_forward_of
+from ampwise.runtime.hardware.device import Choice
 
 BF16 = torch.bfloat16
 

@@ -11,7 +11,7 @@ from ampwise.compat.autograd import is_inside_backward
 from ampwise.observe.events import EventBus
 from ampwise.runner.inject import inject
 from ampwise.runner.spec import Lists
-from ampwise.runtime.device import Choice
+from ampwise.runtime.hardware.device import Choice
 
 
 def is_on():

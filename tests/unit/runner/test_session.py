@@ -8,8 +8,8 @@ from ampwise.runner.choice import choose_once, own_gpu
 from ampwise.runner.script import RefusedRun, ScriptEnd, StopRun
 from ampwise.runner.session import Session, session
 from ampwise.runner.spec import LaunchSpec, Malloc
-from ampwise.runtime import device as runtime_device
-from ampwise.runtime.device import Choice
+from ampwise.runtime.hardware import device as runtime_device
+from ampwise.runtime.hardware.device import Choice
 
 SYSTEM = {"malloc": Malloc.SYSTEM}
 

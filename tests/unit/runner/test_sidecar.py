@@ -12,8 +12,8 @@ from ampwise.observe.events import EventBus
 from ampwise.runner.inject import inject
 from ampwise.runner.sidecar import read_sidecar, sidecar_of, write_sidecar
 from ampwise.runner.spec import Lists
-from ampwise.runtime.device import Choice
-from ampwise.runtime.loss_scale import DynamicLossScale, StaticLossScale
+from ampwise.runtime.hardware.device import Choice
+from ampwise.runtime.scaling.loss_scale import DynamicLossScale, StaticLossScale
 
 FP16 = Choice(precision="fp16", reason="asked for", slow_factor=None, device="cpu")
 

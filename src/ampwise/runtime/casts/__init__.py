@@ -1,0 +1,1 @@
+"""Formats put on a model: autocast, plans, operators' rules, small updates kept."""

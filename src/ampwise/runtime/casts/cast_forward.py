@@ -1,0 +1,115 @@
+"""A module's forward under a plan: in a format of its own, with its own rules for operators.
+
+It takes the place of ``forward`` among the module's own attributes, and is all that a plan leaves on a model. torch
+calls it as it would the method, so that compilers look through it, hooks and checkpointing stand around it, and each
+thread is in its own state. It is copied and pickled with its module.
+"""
+
+from collections.abc import Callable
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import nn
+
+from ampwise.runtime.casts.autocast_calls import call_in_fp32, call_in_low
+from ampwise.runtime.casts.cast_values import LOW, cast_to, device_type_of, widened, with_gradient_in
+from ampwise.runtime.casts.op_rules import Formats, OpTable, run_under
+
+if TYPE_CHECKING:
+    from ampwise.runtime.casts.gauge import Gauge
+
+
+class CastForward:
+    """Calls a module's own forward in the formats of a plan.
+
+    Args:
+        call: The forward that was there.
+        region: The formats of the module and all that runs in it; None leaves it in those around it.
+        table: The rules on operators in it; None leaves those around it.
+        device_type: Whose autocast, where the arguments of a call do not tell.
+        is_outermost: The region is the plan's first, in which casts of weights may be kept.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        *,
+        region: Formats | None,
+        table: OpTable | None,
+        device_type: str,
+        is_outermost: bool = False,
+    ) -> None:
+        self.call = call
+        self.region = region
+        """Read at every call: another value takes effect from the next call on, in one more graph of a compiled one."""
+        self.table = table
+        self.gauge: Gauge | None = None
+        """Takes in what a call gives."""
+        self._device_type = device_type
+        self._is_outermost = is_outermost
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        """The forward that was there, from which ``inspect`` reads the arguments."""
+        return self.call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the forward that was there, in the plan's formats."""
+        table, call = self.table, self._in_region
+        result = call(*args, **kwargs) if table is None else run_under(table, call, args, kwargs)
+        if self.gauge is not None:
+            self.gauge.take(result)
+        return result
+
+    def bound_to(self, module: nn.Module) -> Self:
+        """The same for a copy of the module that shares its attributes."""
+        call = MethodType(self.call.__func__, module) if isinstance(self.call, MethodType) else self.call
+        return type(self)(
+            call,
+            region=self.region,
+            table=self.table,
+            device_type=self._device_type,
+            is_outermost=self._is_outermost,
+        )
+
+    def switch(self, region: Formats | None, table: OpTable | None) -> None:
+        """Compute in these formats from the next call on."""
+        self.region, self.table = region, table
+
+    def release(self) -> None:
+        """Do nothing from now on but call the forward that was there."""
+        self.region = self.table = self.gauge = None
+
+    def _in_region(self, *args: Any, **kwargs: Any) -> Any:
+        region = self.region
+        if region is None:
+            return self.call(*args, **kwargs)
+        device_type = device_type_of(args, kwargs) or self._device_type
+        if region.compute in LOW:
+            result = self._run_low(region, device_type, args, kwargs)
+        else:
+            args = tuple([widened(one) for one in args])
+            if kwargs:
+                kwargs = {name: widened(one) for name, one in kwargs.items()}
+            result = call_in_fp32(device_type, self.call, args, kwargs)
+        if region.output is not None:
+            result = cast_to(result, region.output)
+        return result if region.grad is None else with_gradient_in(result, region.grad)
+
+    def _run_low(self, region: Formats, device_type: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        dtype = region.compute
+        is_within = torch.is_autocast_enabled(device_type)
+        if is_within and torch.get_autocast_dtype(device_type) is dtype:
+            is_cached = torch.is_autocast_cache_enabled()
+        else:  # the cache does not know of dtypes: in a region within another it would hand out the other's casts
+            is_cached = self._is_outermost and not is_within
+        result = call_in_low(device_type, dtype, is_cached, self.call, args, kwargs)
+        # what runs in fp32 around it takes nothing else
+        return result if is_within or region.output is not None else widened(result)
+
+
+def cast_forward_of(module: nn.Module) -> CastForward | None:
+    """What a plan left on the module; None where it left nothing."""
+    found = vars(module).get("forward")
+    return found if isinstance(found, CastForward) else None

@@ -1,0 +1,1 @@
+"""An optimizer's gradients: found, checked for inf and NaN, measured."""

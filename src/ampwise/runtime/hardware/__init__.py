@@ -1,0 +1,1 @@
+"""What this machine can do: its devices, their formats, and which precision is best on them."""

@@ -1,0 +1,1 @@
+"""What ranks agree on, and what they send each other."""

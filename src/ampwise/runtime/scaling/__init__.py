@@ -1,0 +1,1 @@
+"""The loss scale, and the scaler that applies it."""

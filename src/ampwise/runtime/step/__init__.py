@@ -1,0 +1,1 @@
+"""One step of training: TrainStep, and what it needs by the way."""
