@@ -34,12 +34,20 @@ class Team:
         """The word left under ``key``; None where there is none yet."""
         return self.store.get(key).decode() if self.store.check([key]) else None
 
-    def wait_for(self, key: str, *, seconds: float | None = None) -> str | None:
-        """The word under ``key`` once it is there; None where it does not come in time."""
-        end = None if seconds is None else time.monotonic() + seconds
+    def wait_for(self, key: str, *, seconds: float | None = None, pulse: str | None = None) -> str | None:
+        """The word under ``key`` once it is there; None where it does not come in time.
+
+        Args:
+            key: where the word is left.
+            seconds: how long to wait; None is for ever.
+            pulse: where whoever is waited for says that it is at work: with each new word there the time begins anew.
+        """
+        begun, beat = time.monotonic(), None
         while True:
             found = self.get(key)
-            if found is not None or (end is not None and time.monotonic() > end):
+            if pulse is not None and beat != (beat := self.get(pulse)):
+                begun = time.monotonic()
+            if found is not None or (seconds is not None and time.monotonic() - begun > seconds):
                 return found
             time.sleep(POLL_S)
 

@@ -86,13 +86,13 @@ def summary_lines(summary: RunSummary) -> tuple[str, ...]:
 
 
 def together(reports: Sequence[ProcessReport]) -> RunSummary:
-    """One summary of the ranks: the lowest one's, the time of the slowest, and what sets one apart.
+    """One summary of the ranks: the lowest one's that trained, the time of the slowest, and what sets one apart.
 
     Args:
         reports: at least one; of several with one rank the first counts.
     """
     ranks = {one.rank: one.summary for one in reversed(reports)}
-    first = ranks[min(ranks)]
+    first = ranks[min(ranks, key=lambda rank: (ranks[rank].num_steps == 0, rank))]
     if len(ranks) == 1:
         return first
     times = {rank: one.step_ms_median for rank, one in ranks.items() if one.step_ms_median is not None}

@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,10 @@ from ampwise.runner.summary import ProcessReport
 _GRACE_S: Final = 15.0
 """How long a rank may go on after another failed: it mostly ends by itself, and says so better than a signal."""
 _REPORTS_S: Final = 20.0
-"""How long the leader waits for what the others did when its own script has ended."""
+"""How long the leader waits for what the others did when its own script has ended, all of them together."""
+_SILENCE_S: Final = _GRACE_S + _REPORTS_S
+"""How long the leader waits for a rank of which nothing is heard; one that says it is at work is waited for."""
+_PULSE_S: Final = 5.0
 
 
 class Lead:
@@ -45,11 +48,15 @@ class Lead:
         self._team.put(_order(self._num_runs), json.dumps({"spec": spec_to_json(spec), "output": output, "port": port}))
         run = partial(run_child, target, output=output, on_step=on_step)
         records = [(0, _run(self._team, self._num_runs, spec, port, run))]
+        silent: list[int] = []
         for rank in range(1, self._team.size):
-            text = self._team.wait_for(_record(self._num_runs, rank), seconds=_GRACE_S + _REPORTS_S)
-            if text is not None:
+            pulse = _pulse(self._num_runs, rank)
+            text = self._team.wait_for(_record(self._num_runs, rank), seconds=_SILENCE_S, pulse=pulse)
+            if text is None:
+                silent.append(rank)
+            else:
                 records.append((rank, from_json(text, RunRecord)))
-        return merged(records)
+        return _with_silent(merged(records), silent)
 
     def dismiss(self) -> None:
         """Let the others go; there is no further run."""
@@ -77,12 +84,13 @@ def follow(team: Team, target: Target) -> int:
 
 def put_report(team: Team, report: ProcessReport) -> None:
     """Leave the first rank what this one did."""
-    team.put(f"report/{team.rank}", to_json(report))
+    team.put(f"report/{team.rank}", to_json(replace(report, rank=team.rank)))
 
 
 def gather_reports(team: Team) -> list[ProcessReport]:
     """What the other ranks did, of those that say so in time."""
-    texts = [team.wait_for(f"report/{rank}", seconds=_REPORTS_S) for rank in range(1, team.size)]
+    end = time.monotonic() + _REPORTS_S
+    texts = [team.wait_for(f"report/{rank}", seconds=end - time.monotonic()) for rank in range(1, team.size)]
     return [from_json(text, ProcessReport) for text in texts if text is not None]
 
 
@@ -94,16 +102,29 @@ def _record(num_run: int, rank: int) -> str:
     return f"record/{num_run}/{rank}"
 
 
+def _pulse(num_run: int, rank: int) -> str:
+    return f"pulse/{num_run}/{rank}"
+
+
+def _with_silent(record: RunRecord, ranks: Sequence[int]) -> RunRecord:
+    """The record with a word about ranks of which nothing came."""
+    if not ranks:
+        return record
+    which = ", ".join(map(str, ranks))
+    return replace(record, notes=(*record.notes, f"nothing came of rank {which}: their part is missing here"))
+
+
 def _run(team: Team, num_run: int, spec: LaunchSpec, port: int, run: Callable[..., RunRecord]) -> RunRecord:
     """One rank's part; it ends the run where another rank's has failed.
 
     Every run has a rendezvous of its own: in torchrun's store the next one would find what the last one left.
     """
     failed = f"failed/{num_run}"
+    patience = _Patience(partial(team.get, failed), pulse=partial(team.put, _pulse(num_run, team.rank)))
     record = run(
         replace(spec, store=f"{team.address}/run/{num_run}"),
         environ={"MASTER_PORT": str(port), AGENT_STORE: "False"},
-        give_up=_Patience(partial(team.get, failed)).is_over,
+        give_up=patience.is_over,
     )
     if not record.has_finished:
         team.put(failed, str(team.rank))
@@ -117,15 +138,23 @@ def _free_port() -> int:
 
 
 class _Patience:
-    """Ends some time after a word has come."""
+    """Ends some time after a word has come; says meanwhile that it goes on.
 
-    def __init__(self, word: Callable[[], str | None]) -> None:
-        self._word = word
+    Args:
+        word: that another rank has failed.
+        pulse: where this rank says that it is at work.
+    """
+
+    def __init__(self, word: Callable[[], str | None], *, pulse: Callable[[str], None]) -> None:
+        self._word, self._pulse = word, pulse
         self._end: float | None = None
-        self._next_look = 0.0
+        self._next_look = self._next_pulse = 0.0
 
     def is_over(self) -> bool:
         now = time.monotonic()
+        if now >= self._next_pulse:
+            self._next_pulse = now + _PULSE_S
+            self._pulse(str(now))
         if self._end is None and now >= self._next_look:
             self._next_look = now + POLL_S * 5
             if self._word() is not None:

@@ -20,6 +20,7 @@ class StepWatch:
     def __init__(self, bus: EventBus, *, stop_after: int | None = None, progress: str | None = None) -> None:
         self.num_steps = 0
         self.rank = 0
+        self._knows_rank = False
         self._bus = bus
         self._stop_after = stop_after
         self._progress = progress
@@ -58,10 +59,10 @@ class StepWatch:
         if last is not None:
             self._times_ns.append(now - last)
         self._last_ns[key] = now
-        if self.num_steps == 0:
-            from ampwise.compat.distributed import rank
+        if not self._knows_rank:  # the script may join others after its first steps, and leave them before its last
+            from ampwise.compat.distributed import is_started, rank
 
-            self.rank = rank()
+            self.rank, self._knows_rank = rank(), is_started()
         self.num_steps += 1
         if self._progress is not None and self.rank == 0:
             self._tell(self._progress)

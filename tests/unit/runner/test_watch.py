@@ -79,3 +79,14 @@ def test_progress_is_a_line_a_step_and_none_for_other_ranks(tmp_path, monkeypatc
     watch.close()
     assert (watch.num_steps, watch.rank) == (1, 1)
     assert path.read_bytes() == b"1\n2\n"
+
+
+def test_the_rank_is_that_of_the_group_joined_after_the_first_steps_and_left_before_the_last(monkeypatch):
+    bus = EventBus()
+    watch = StepWatch(bus)
+    watch.start()
+    for is_started, rank in ((False, 0), (True, 3), (False, 0)):
+        monkeypatch.setattr("ampwise.compat.distributed.is_started", lambda now=is_started: now)
+        monkeypatch.setattr("ampwise.compat.distributed.rank", lambda now=rank: now)
+        step(bus)
+    assert watch.rank == 3
