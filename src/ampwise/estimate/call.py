@@ -4,7 +4,7 @@ import multiprocessing
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,11 +13,8 @@ from ampwise.estimate.gpu import gpu_spec
 from ampwise.estimate.mixed_precision import with_mixed_precision
 from ampwise.estimate.order import OWN, GpuSpec
 from ampwise.estimate.wanted import Wanted, by_plan, wanted
-from ampwise.plan.find import find_plan
+from ampwise.plan.find import AnyPlan, find_plan
 from ampwise.records.estimate import Estimate
-
-if TYPE_CHECKING:
-    from ampwise.plan.plan import Plan
 
 
 def estimate_memory(
@@ -25,7 +22,7 @@ def estimate_memory(
     *,
     device: str,
     precision: str = "fp32",
-    plan: "Plan | str | None" = None,
+    plan: AnyPlan | None = None,
     num_calls: int = 2,
 ) -> Estimate:
     """How much GPU memory ``step_fn`` takes on a GPU that need not be here.

@@ -10,7 +10,7 @@ from torch.nn import Module
 
 from ampwise._base.errors import UsageError
 from ampwise.compat.accelerate import has_prepared
-from ampwise.plan.find import find_plan
+from ampwise.plan.find import AnyPlan, find_plan
 from ampwise.plan.plan import Plan
 from ampwise.runtime.scaling.loss_scale import DynamicLossScale, LossScale, get_loss_scale
 from ampwise.runtime.scaling.scaler import GradScaler
@@ -23,7 +23,7 @@ _WITHOUT: Final = frozenset({DistributedType.DEEPSPEED, DistributedType.MEGATRON
 def use_ampwise(
     accelerator: Accelerator,
     *models: Module,
-    plan: Plan | str | None = None,
+    plan: AnyPlan | None = None,
     loss_scale: LossScale | str | float | None = None,
 ) -> Callable[[], None]:
     """Let an ``Accelerator`` scale by ampwise's ``GradScaler`` and its models train under a plan.

@@ -20,7 +20,7 @@ from ampwise.compat.tree import map_tensors
 from ampwise.examine.watch import ALL
 from ampwise.integrations.telemetry import Telemetry
 from ampwise.integrations.training_loop import LoopPrecision
-from ampwise.plan.plan import Plan
+from ampwise.plan.find import AnyPlan
 from ampwise.runtime.scaling.loss_scale import LossScale
 
 _LIGHTNINGS: dict[str | None, Any] = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
@@ -34,7 +34,7 @@ class _Plugin:
         self,
         precision: str = "auto",
         *,
-        plan: Plan | str | None = None,
+        plan: AnyPlan | None = None,
         loss_scale: LossScale | str | float | None = None,
     ) -> None:
         self.loop = LoopPrecision(precision, plan=plan, loss_scale=loss_scale)

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from ampwise.plan.find import find_plan
-from ampwise.plan.plan import Plan
+from ampwise.plan.find import AnyPlan, find_plan
 from ampwise.plan.presets import get_precision
 from ampwise.runtime.hardware.device import Choice, choose_precision
 from ampwise.runtime.scaling.buffers import BufferGuard
@@ -38,7 +37,7 @@ class LoopPrecision:
         self,
         precision: str = "auto",
         *,
-        plan: Plan | str | None = None,
+        plan: AnyPlan | None = None,
         loss_scale: LossScale | str | float | None = None,
     ) -> None:
         if precision != "auto":

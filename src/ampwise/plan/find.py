@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import TypeAlias
 
 from ampwise._base.errors import PlanError, UsageError
 from ampwise._base.suggest import closest
@@ -12,8 +13,11 @@ from ampwise.plan.plan import Plan
 from ampwise.plan.presets import presets
 from ampwise.plan.shorthand import is_shorthand, parse_shorthand
 
+AnyPlan: TypeAlias = Plan | str | os.PathLike[str]
+"""A plan, or what names one: a file, a preset, a short form, a format."""
 
-def find_plan(word: Plan | str | os.PathLike[str]) -> Plan:
+
+def find_plan(word: AnyPlan) -> Plan:
     """The plan users mean by ``word``: ``plan.toml``, ``fp16-safe``, ``p=fp32,c=bf16``, ``bfloat16``; or a plan itself.
 
     A preset's name means the preset even where a file has that name: ``./fp16-safe`` means the file, and so does a

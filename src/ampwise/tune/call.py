@@ -4,8 +4,7 @@ import tempfile
 from pathlib import Path
 
 from ampwise.emulate.recipes import get_recipe
-from ampwise.plan.find import find_plan
-from ampwise.plan.plan import Plan
+from ampwise.plan.find import AnyPlan, find_plan
 from ampwise.records.tuning import TuningRecord
 from ampwise.runner.script import Target
 from ampwise.tune.question import Question
@@ -17,7 +16,7 @@ def tune_script(
     *arguments: str,
     target: str = "fp16",
     tolerance: float | None = None,
-    plan: Plan | str | None = None,
+    plan: AnyPlan | None = None,
     num_steps: int = 30,
     seed: int = 0,
     budget_min: float | None = None,

@@ -1,6 +1,5 @@
 """Puts a plan into effect on a model, and takes it back."""
 
-import os
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +16,7 @@ from ampwise.interpose.replicate import REPLICATE
 from ampwise.interpose.seam import Undo, intercept, once
 from ampwise.observe.modules import unwrapped
 from ampwise.plan.binding import gathered, has_place, idle_in_words
-from ampwise.plan.find import find_plan
+from ampwise.plan.find import AnyPlan, find_plan
 from ampwise.plan.plan import Lists, Plan, Updates
 from ampwise.runtime.casts.cast_forward import CastForward, cast_forward_of
 from ampwise.runtime.casts.cast_values import DTYPES, LOW
@@ -29,9 +28,7 @@ from ampwise.runtime.hardware.placement import current_device
 _MISSING = object()
 
 
-def apply_plan(
-    model: nn.Module, plan: Plan | str | os.PathLike[str], *, optimizers: Optimizer | Sequence[Optimizer] = ()
-) -> Undo:
+def apply_plan(model: nn.Module, plan: AnyPlan, *, optimizers: Optimizer | Sequence[Optimizer] = ()) -> Undo:
     """Let ``model`` compute as ``plan`` says, whoever calls it, until the returned undo is called.
 
     The model's forward then needs no autocast around it, and the loss as little as it does in fp32: what the model
@@ -61,9 +58,9 @@ def apply_plan(
         raise UsageError(f"apply_plan was given a {type(model).__name__}; give the model, a torch.nn.Module")
     plan = find_plan(plan)
     model = unwrapped(model)
-    _check_free(model)
+    check_free(model)
     owners = (optimizers,) if isinstance(optimizers, Optimizer) else tuple(optimizers)
-    _check_kept(model, plan)
+    check_kept(model, plan)
     if plan.updates is not Updates.NEAREST and not owners:
         raise CannotRunError(
             f'updates = "{plan.updates}" is for the optimizer to do; name it too: '
@@ -73,19 +70,22 @@ def apply_plan(
         stack.callback(keep_all(owners, plan.updates))
         bound = bind(model, plan)
         device_type = device_type_of_model(model)
-        _switch(plan, bound, device_type, stack)
+        if plan.default == "tf32":
+            stack.enter_context(tf32_enabled(on=True))
+        if is_low(bound):
+            stack.callback(follow_lists(plan, device_type))
         if bound.float8:
             stack.callback(linears_in_float8(model, bound.float8))
             bound = bind(model, plan)  # the layers that are there now
         put(bound, device_type=device_type, stack=stack, outermost=model)
-        for sentence in _warnings(plan, bound):
+        for sentence in idle_rules(plan, bound):
             warnings.warn(f"plan: {sentence}", stacklevel=2)
         return once(stack.pop_all().close)
     raise AssertionError  # no ExitStack swallows an exception that nothing in it swallows
 
 
 @contextmanager
-def plan_in_effect(model: nn.Module, plan: Plan | str | os.PathLike[str]) -> Generator[None]:
+def plan_in_effect(model: nn.Module, plan: AnyPlan) -> Generator[None]:
     """``apply_plan`` for a block of code, such as an evaluation in another precision.
 
     Enter it around a loop, not in it: each time, compiled code is checked anew and may be compiled again.
@@ -119,20 +119,29 @@ def put(bound: Bound, *, device_type: str, stack: ExitStack, outermost: nn.Modul
             is_outermost=place.module is outermost,
         )
         stack.callback(_replace_forward(place.module, forward))
-    stack.callback(intercept(REPLICATE, _rebound))
+    stack.callback(intercept(REPLICATE, rebound))
 
 
-def _check_free(model: nn.Module) -> None:
+def check_free(model: nn.Module) -> None:
+    """Refuse a model that a plan is in effect on.
+
+    Raises:
+        CannotRunError: one is.
+    """
     for path, module in model.named_modules():
         if cast_forward_of(module) is not None:
             raise CannotRunError(
                 f'a plan is in effect on this model already (at "{path or "the model itself"}"); '
-                "call the undo that apply_plan returned, then apply the other plan"
+                "call the undo that apply_plan returned, or leave its autocast region, then apply the other plan"
             )
 
 
-def _check_kept(model: nn.Module, plan: Plan) -> None:
-    """Refuse a plan for parameters in another format than the model has."""
+def check_kept(model: nn.Module, plan: Plan) -> None:
+    """Refuse a plan for parameters in another format than the model has.
+
+    Raises:
+        CannotRunError: it is one.
+    """
     dtype = DTYPES.get(plan.parameters)
     others = [(name, one.dtype) for name, one in model.named_parameters() if dtype in LOW and one.dtype is not dtype]
     if others:
@@ -143,22 +152,28 @@ def _check_kept(model: nn.Module, plan: Plan) -> None:
         )
 
 
-def _switch(plan: Plan, bound: Bound, device_type: str, stack: ExitStack) -> None:
-    """Switch what the whole process shares: whose cast lists autocast follows, and tf32."""
-    if plan.default == "tf32":
-        stack.enter_context(tf32_enabled(on=True))
-    if not any(place.region is not None and place.region.compute in LOW for place in bound.places):
-        return
+def is_low(bound: Bound) -> bool:
+    """Whether autocast is on anywhere in the model by the plan."""
+    return any(place.region is not None and place.region.compute in LOW for place in bound.places)
+
+
+def follow_lists(plan: Plan, device_type: str) -> Undo:
+    """Let autocast follow the cast lists that the plan asks for, in the whole process, until the undo is called.
+
+    Raises:
+        CannotRunError: somebody else's plan asked for the other lists.
+    """
     if plan.lists is Lists.CUDA:
-        stack.callback(share_cuda_lists(device_type))
-    elif has_cuda_lists(device_type):
+        return share_cuda_lists(device_type)
+    if has_cuda_lists(device_type):
         raise CannotRunError(
             f"the plan asks for torch's own cast lists, but the whole process uses CUDA's for {device_type}; "
             'undo the plan that uses them, or write lists = "cuda" in this one'
         )
+    return lambda: None
 
 
-def _warnings(plan: Plan, bound: Bound) -> Iterator[str]:
+def idle_rules(plan: Plan, bound: Bound) -> Iterator[str]:
     """What the plan does not do on the model, though it says so."""
     modules = {"": bound.paths}
     idle = without_effect(plan, modules, matches=bound.matches, uncalled=bound.uncalled)
@@ -183,7 +198,7 @@ def _replace_forward(module: nn.Module, forward: CastForward) -> Undo:
     return undo
 
 
-def _rebound(proceed: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+def rebound(proceed: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
     """Let a copy that DataParallel makes of a module compute with its own weights."""
     replica = proceed(module, *args, **kwargs)
     forward = cast_forward_of(module)

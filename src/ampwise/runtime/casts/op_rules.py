@@ -6,7 +6,8 @@ it: what runs inside ``F.multi_head_attention_forward`` or a C++ function follow
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
@@ -49,6 +50,11 @@ class OpTable:
         }
         self.in_place = frozenset(filter(writes_in_place, self.formats))
 
+    @property
+    def operators(self) -> frozenset[str]:
+        """The operators that it is about."""
+        return frozenset(name for name, _ in self.entries)
+
     def __reduce__(self) -> tuple[Callable[[Entries], Self], tuple[Entries]]:
         return table_of, (self.entries,)  # pyright: ignore[reportReturnType]
 
@@ -86,6 +92,21 @@ def run_under(table: OpTable, call: Callable[..., Any], args: tuple[Any, ...], k
     try:
         with _OpMode(table, is_within=outer is not None):
             return call(*args, **kwargs)
+    finally:
+        _SCOPE.table = outer
+
+
+@contextmanager
+def in_force(table: OpTable) -> Generator[None]:
+    """``run_under`` for a region of code."""
+    outer = _SCOPE.table
+    if outer is table:
+        yield
+        return
+    _SCOPE.table = table
+    try:
+        with _OpMode(table, is_within=outer is not None):
+            yield
     finally:
         _SCOPE.table = outer
 

@@ -56,7 +56,15 @@ class Bound:
     """Linear layers that are computed in fp8, by torch's own paths."""
 
 
-def bind(model: nn.Module, plan: Plan, *, prefix: str = "", root: str = "", with_default: bool = True) -> Bound:
+def bind(
+    model: nn.Module,
+    plan: Plan,
+    *,
+    prefix: str = "",
+    root: str = "",
+    with_default: bool = True,
+    around: OpTable | None = None,
+) -> Bound:
     """What ``plan`` means for ``model``.
 
     Args:
@@ -65,6 +73,7 @@ def bind(model: nn.Module, plan: Plan, *, prefix: str = "", root: str = "", with
         prefix: the path of ``model`` below its root.
         root: what the root is called, where rules may name it.
         with_default: the model itself is put into the plan's default format; without, whoever calls it has done so.
+        around: what is in force for operators where the model is called.
 
     Raises:
         PlanError: two paths of a shared module are under different rules.
@@ -72,9 +81,10 @@ def bind(model: nn.Module, plan: Plan, *, prefix: str = "", root: str = "", with
     """
     tree = _Tree.of(model, prefix=prefix)
     held = {path: _holding(plan, path, root=root) for path in dict.fromkeys(tree.paths.values())}
-    _check_float8(model, plan)
+    tensor = next(model.parameters(), None)
+    check_float8(plan, current_device() if tensor is None else tensor.device)
     regions = _regions(tree, plan, held, with_default=with_default)
-    tables = _tables(tree, plan, held)
+    tables = _tables(tree, plan, held, around=around)
     places = tuple(
         Place(module=module, path=tree.paths[raw], region=regions.get(id(module)), table=tables.get(id(module)))
         for raw, module in tree.firsts()
@@ -251,12 +261,14 @@ def _formats(resolved: Resolved, plan: Plan) -> Formats:
     return Formats(compute=DTYPES[compute], output=output, grad=resolved.grad)
 
 
-def _tables(tree: _Tree, plan: Plan, held: Mapping[str, tuple[int, ...]]) -> dict[int, OpTable]:
+def _tables(
+    tree: _Tree, plan: Plan, held: Mapping[str, tuple[int, ...]], *, around: OpTable | None
+) -> dict[int, OpTable]:
     operators = _operators(plan)
     if not any(operators.values()):
         return {}
     own = {path: _entries(plan, indices, operators) for path, indices in held.items()}
-    seen_above = _seen_above(tree, own)
+    seen_above = _seen_above(tree, own, around=frozenset() if around is None else around.operators)
     by_module: dict[int, set[Entries]] = {}
     for raw, module in tree.modules.items():
         entries = own[tree.paths[raw]]
@@ -279,14 +291,37 @@ def _operators(plan: Plan) -> dict[int, frozenset[str]]:
     }
 
 
-def _check_float8(model: nn.Module, plan: Plan) -> None:
-    """Refuse fp8 where nothing computes in it."""
-    index = next((index for index, rule in enumerate(plan.rules) if _asks_for_float8(rule)), None)
-    if index is None:
-        return
-    tensor = next(model.parameters(), None)
-    fault = float8_fault(current_device() if tensor is None else tensor.device)
-    if fault is not None:
+def table_around(plan: Plan) -> OpTable | None:
+    """What the plan's rules on operators say of code outside of any model: those hold there that name no module."""
+    operators = _operators(plan)
+    entries = _entries(plan, [index for index in operators if plan.rules[index].module is None], operators)
+    return table_of(frozenset(entries.items())) if entries else None
+
+
+def check_default(plan: Plan) -> None:
+    """Refuse a default that torch's autocast cannot compute in.
+
+    Raises:
+        CannotRunError: it cannot.
+    """
+    if plan.default not in {*_REGION_FORMATS, "tf32"}:
+        raise _beyond_torch("default", plan.default, _REGION_FORMATS)
+
+
+def float8_rule(plan: Plan) -> int | None:
+    """Which of the plan's rules is the first that asks for linear layers in fp8."""
+    return next((index for index, rule in enumerate(plan.rules) if _asks_for_float8(rule)), None)
+
+
+def check_float8(plan: Plan, device: torch.device) -> None:
+    """Refuse fp8 where nothing computes in it.
+
+    Raises:
+        CannotRunError: nothing does on ``device``.
+    """
+    index = float8_rule(plan)
+    fault = None if index is None else float8_fault(device)
+    if index is not None and fault is not None:
         name = plan.rules[index].compute
         raise CannotRunError(
             f"rules[{index}].compute: {name} is for linear layers on a GPU, and {fault}. "
@@ -327,12 +362,14 @@ def _op_formats(rule: Rule, index: int) -> Formats:
     return Formats(compute=DTYPES[rule.compute], output=output, grad=rule.grad)
 
 
-def _seen_above(tree: _Tree, own: Mapping[str, Mapping[str, Any]]) -> dict[str, frozenset[str]]:
-    """The operators that rules are about in any of the modules around each one."""
+def _seen_above(
+    tree: _Tree, own: Mapping[str, Mapping[str, Any]], *, around: frozenset[str]
+) -> dict[str, frozenset[str]]:
+    """The operators that rules are about in any of the modules around each one, or around the model."""
     seen: dict[str, frozenset[str]] = {}
     for raw in tree.modules:  # parents first
         above = raw.rpartition(".")[0]
-        seen[raw] = seen[above] | own[tree.paths[above]].keys() if raw else frozenset()
+        seen[raw] = seen[above] | own[tree.paths[above]].keys() if raw else around
     return seen
 
 

@@ -6,8 +6,7 @@ import torch
 
 from ampwise._base.errors import UsageError
 from ampwise.formats import find_format
-from ampwise.plan.find import find_plan
-from ampwise.plan.plan import Plan
+from ampwise.plan.find import AnyPlan, find_plan
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 _DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
 
 
-def fsdp_policy(plan: Plan | str, *, module: str = "", reduce: str = "fp32") -> "MixedPrecisionPolicy":
+def fsdp_policy(plan: AnyPlan, *, module: str = "", reduce: str = "fp32") -> "MixedPrecisionPolicy":
     """The ``mp_policy`` of ``fully_shard`` that casts as a plan says.
 
     Example::

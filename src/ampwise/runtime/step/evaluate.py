@@ -10,7 +10,7 @@ from torch.nn import Module
 
 from ampwise._base.errors import UsageError
 from ampwise.compat.tree import map_tensors
-from ampwise.plan.find import find_plan
+from ampwise.plan.find import AnyPlan, find_plan
 from ampwise.plan.plan import Plan
 from ampwise.runtime.casts.casting import plan_in_effect
 from ampwise.runtime.hardware.device import choose_precision
@@ -22,7 +22,7 @@ def evaluate(
     loader: Iterable[Any],
     *,
     precision: str = "auto",
-    plan: Plan | str | None = None,
+    plan: AnyPlan | None = None,
     forward: Callable[[Any], Any] | None = None,
 ) -> Iterator[tuple[Any, Any]]:
     """The model's output for each batch, in a precision, without gradients: ``(batch, output)`` for each.

@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 from ampwise._base.errors import RecordError, UsageError
 from ampwise.compat.optim import all_parameters, clear_gradients, needs_closure, portable_state
 from ampwise.interpose.internal import announced, users_code
-from ampwise.plan.find import find_plan
-from ampwise.plan.plan import Plan
+from ampwise.plan.find import AnyPlan, find_plan
 from ampwise.runtime.casts.cast_hold import CastHold
 from ampwise.runtime.hardware.device import choose_precision
 from ampwise.runtime.ranks.distributed import Group, Ranks, find_agreement, peers_of
@@ -106,7 +105,7 @@ class TrainStep:
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         accumulation_steps: int = 1,
-        plan: Plan | str | None = None,
+        plan: AnyPlan | None = None,
         loss_scale: AnyLossScale | Mapping[str, AnyLossScale] | None = None,
         capture: bool = False,
         on_preemption: Callable[[], object] | None = None,
