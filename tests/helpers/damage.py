@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ampwise import TrainStep, load_checkpoint, save_checkpoint
+from ampwise import TrainStep, load_checkpoint, load_sharded_checkpoint, save_checkpoint, save_sharded_checkpoint
 from ampwise._base.errors import RecordError
 
 
@@ -42,6 +42,33 @@ def flips(folder, num_flips, seed):
             harmless += 1
         assert repr(step.state_dict()) + repr(step.modules[0].state_dict()) == state
     assert all(one.endswith("othing was loaded") for one in told)
+    return len(told), harmless
+
+
+def shard_flips(folder, num_flips, seed):
+    """The same of a sharded checkpoint: a flip in any of its files, each as often as it is long."""
+    step = saved(folder)
+    place = folder / "shards"
+    save_sharded_checkpoint(place, step=step, extra={"epoch": 3})
+    content = {one: one.read_bytes() for one in sorted(place.iterdir())}
+    lengths = [len(one) for one in content.values()]
+    state = repr(step.state_dict()) + repr(step.modules[0].state_dict())
+    draw, told, harmless = random.Random(seed), [], []
+    for _ in range(num_flips):
+        (file,) = draw.choices(list(content), weights=lengths)
+        damaged = bytearray(content[file])
+        damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
+        file.write_bytes(damaged)
+        try:
+            extra = load_sharded_checkpoint(place, step=step)
+        except RecordError as error:
+            told.append(str(error))
+        else:
+            assert extra == {"epoch": 3}
+            harmless.append(file.name)
+        assert repr(step.state_dict()) + repr(step.modules[0].state_dict()) == state
+        file.write_bytes(content[file])
+    assert all(one.endswith("Nothing was loaded") for one in told)
     return len(told), harmless
 
 

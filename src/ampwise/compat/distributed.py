@@ -1,5 +1,5 @@
 # pyright: reportPrivateImportUsage=false
-"""What ampwise knows of torch.distributed's private side: shards, who reduces what, what a group can carry."""
+"""What ampwise knows of torch.distributed's private side: shards, and who reduces what."""
 
 import sys
 from collections.abc import Iterable
@@ -129,15 +129,6 @@ def group_of(ddp: DistributedDataParallel) -> Group:
     return ddp.process_group
 
 
-def carried_by(group: Group, device: torch.device) -> torch.device:
-    """``device``, if the group can reduce what lies there; else one where it can."""
-    types = {one.type for one in group._device_types}
-    if device.type in types or device.type == "meta" or not types:
-        return device
-    name = next(iter(types))
-    return torch.device(name, getattr(torch, name).current_device())
-
-
-def size_of(group: Group) -> int:
-    """How many ranks are in it."""
+def size_of(group: Group | None) -> int:
+    """How many ranks are in it; None is all."""
     return dist.get_world_size(group)

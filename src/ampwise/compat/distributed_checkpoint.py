@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta, TensorStorageMetadata
 
 _CLASSES: Final = frozenset(
@@ -39,6 +40,10 @@ _CLASSES: Final = frozenset(
 
 class StrangerError(Exception):
     """A folder's index holds something that no index is made of."""
+
+
+class FailedError(Exception):
+    """A rank could not write or read its shards."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -83,10 +88,29 @@ def tensors_in(folder: str | os.PathLike[str]) -> dict[str, tuple[torch.Size, to
 
 
 def write(tensors: dict[str, Any], folder: str | os.PathLike[str]) -> None:
-    """Write tensors into a folder, every rank its shards."""
-    dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder, sync_files=True, overwrite=True))
+    """Write tensors into a folder, every rank its shards.
+
+    Raises:
+        FailedError: a rank could not; on every rank.
+    """
+    try:
+        dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder, sync_files=True, overwrite=True))
+    except CheckpointException as error:
+        raise FailedError(_reasons(error)) from error
 
 
 def read_into(tensors: dict[str, Any], folder: str | os.PathLike[str]) -> None:
-    """Fill these tensors, whole or sharded in another way, with those of the folder; every rank its shards."""
-    dcp.load(tensors, storage_reader=Reader(folder))
+    """Fill these tensors, whole or sharded in another way, with those of the folder; every rank its shards.
+
+    Raises:
+        FailedError: a rank could not; on every rank.
+    """
+    try:
+        dcp.load(tensors, storage_reader=Reader(folder))
+    except CheckpointException as error:
+        raise FailedError(_reasons(error)) from error
+
+
+def _reasons(error: CheckpointException) -> str:
+    """What torch says of each rank, without its tracebacks."""
+    return "; ".join(f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items())

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from ampwise.compat.distributed import local_of
 from ampwise.compat.optim import parameters_of
 from ampwise.compat.scaler import sparse_values, unscale_and_check_
 
@@ -49,7 +50,8 @@ def non_finite_in(gradients: Sequence[Tensor]) -> list[Tensor]:
     """For each device and dtype, a 0-dim tensor on it: above 0 if a gradient there holds an infinity or a NaN."""
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
-        plain = gradient if _is_plain(gradient) else _plain(gradient.data)
+        own = local_of(gradient)  # a DTensor would ask all ranks, of which one may have no gradient
+        plain = own if _is_plain(own) else _plain(own.data)
         groups.setdefault((plain.device, plain.dtype), []).append(plain)
     return [_non_finite_in_group(group, device) for (device, _), group in groups.items()]
 

@@ -14,6 +14,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from ampwise._base.errors import CannotRunError, UsageError
+from ampwise.compat import collectives
 from ampwise.compat import distributed as torchs
 from ampwise.compat.distributed import Group
 from ampwise.compat.fused_step import wide_norms_of
@@ -119,12 +120,15 @@ class Agreement:
         """The largest over all ranks, element by element."""
         return self._reduced(numbers, dist.ReduceOp.MAX)
 
-    def first(self, mine: T) -> T:
-        """What the first rank has, such as the precision it chose; anything that can be pickled."""
+    def first(self, mine: T, *, near: torch.device) -> T:
+        """What the first rank has, such as the precision it chose; anything that can be pickled.
+
+        Args:
+            mine: this rank's.
+            near: where this rank computes.
+        """
         for group in self.groups:
-            box: list[Any] = [mine]
-            dist.broadcast_object_list(box, group=group, group_src=0)
-            mine = box[0]
+            mine = collectives.broadcast(mine, group=group, near=near)
         return mine
 
     def check_scale(self, scale: Tensor) -> None:
@@ -167,8 +171,7 @@ class Agreement:
     def _reduced(self, numbers: Tensor, operation: Any) -> Tensor:
         carried = numbers
         for group in self.groups:
-            carried = carried.to(torchs.carried_by(group, carried.device))
-            dist.all_reduce(carried, operation, group=group)
+            carried = collectives.all_reduced(carried, operation, group=group)
         return carried.to(numbers.device)
 
 

@@ -126,8 +126,12 @@ def _write_whole(target: Path, document: Mapping[str, Any]) -> None:
         raise
 
 
-def read_document(path: Path) -> dict[str, Any]:
+def read_document(path: Path, *, also: Sequence[str] = ()) -> dict[str, Any]:
     """What ``write_document`` wrote: ``step``, ``model``, ``random`` and ``extra``.
+
+    Args:
+        path: the file.
+        also: what else it must hold.
 
     Raises:
         RecordError: there is none, or it is damaged.
@@ -147,17 +151,16 @@ def read_document(path: Path) -> dict[str, Any]:
             "parts to model.load_state_dict, optimizer.load_state_dict and scaler.load_state_dict (torch.amp's state "
             "fits); nothing was loaded"
         )
-    return _checked(path, document)
+    return _checked(path, document, names=("step", "model", "random", "extra", *also))
 
 
-def _checked(path: Path, document: dict[str, Any]) -> dict[str, Any]:
+def _checked(path: Path, document: dict[str, Any], *, names: Sequence[str]) -> dict[str, Any]:
     version = document.get("version")
     if not isinstance(version, int) or version > VERSION:
         raise RecordError(
             f"{path} is a checkpoint of version {version}; this ampwise reads {VERSION}: update ampwise. "
             "Nothing was loaded"
         )
-    names = ("step", "model", "random", "extra")
     content = {name: document[name] for name in names if name in document}
     if len(content) < len(names) or checksum(content) != document.get("checksum"):
         raise RecordError(f"{path} is damaged: its checksum is not that of its content. Nothing was loaded")

@@ -6,20 +6,23 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
 from ampwise._base.errors import RecordError, UsageError
+from ampwise.compat.collectives import broadcast, gathered
 from ampwise.compat.distributed import is_running, is_sharded, rank, world_size
-from ampwise.compat.distributed_checkpoint import StrangerError, read_into, tensors_in, write
+from ampwise.compat.distributed_checkpoint import FailedError, StrangerError, read_into, tensors_in, write
 from ampwise.runtime.casts.plan_places import without_wrappers
 from ampwise.runtime.saving.checkpoint import Path_, read_document, write_document
 from ampwise.runtime.saving.random_state import restore_random_state, take_random_state
+from ampwise.runtime.saving.shard_files import damaged, digests_of_own, first_of_all
 from ampwise.runtime.step.step import TrainStep
 
 _HEADER: Final = "ampwise"
+Held = Mapping[str, tuple[torch.Size, torch.dtype]]
+"""Shape and dtype of each tensor in a folder, by name."""
 
 
 def save_sharded_checkpoint(
@@ -47,12 +50,13 @@ def save_sharded_checkpoint(
     partial = target.with_name(f".{target.name}.part")
     tensors = dict(_tensors(root, step.optimizers, names))
     _as_first(lambda: _emptied(partial))
-    write(tensors, partial)
+    digests = _written(tensors, partial)
     content = {
         "step": {**state, "optimizers": groups},
         "model": [],
-        "random": _gathered(take_random_state()),
+        "random": gathered(take_random_state()),
         "extra": dict(extra or {}),
+        "files": digests,
     }
     _as_first(lambda: _finish(partial, target, content))
 
@@ -69,25 +73,56 @@ def load_sharded_checkpoint(folder: Path_, *, step: TrainStep, model: Module | N
         model: None takes the one of the step's ``modules``.
 
     Raises:
-        RecordError: there is no such checkpoint, it is damaged, or does not fit; nothing was loaded then.
+        RecordError: there is no such checkpoint, it is damaged, or does not fit: nothing was loaded then, on any rank;
+            or the disk fails while it is read.
     """
-    place = _complete_one(Path(folder))
-    document = read_document(place / _HEADER)
+    place, document, held, fault = _looked_at(Path(folder))
     root = _model_of(step, model)
     names = _names_of(root)
+    faults = [fault] if fault else [*damaged(place, document["files"]), *_faults(step, root, names, document, held)]
+    found = first_of_all(faults)
+    if found:
+        raise RecordError(f"{folder} cannot be loaded: {'; '.join(found[:5])}. Nothing was loaded")
     saved = document["step"]
-    held = _held(place)
-    faults = _faults(step, root, names, saved, held)
-    if faults:
-        raise RecordError(f"{folder} does not fit: {'; '.join(faults[:5])}; nothing was loaded")
     tensors = dict(_model_tensors(root))
     states = _empty_states(step.optimizers, names, held)
-    read_into({**tensors, **states}, place)
+    try:
+        read_into({**tensors, **states}, place)
+    except FailedError as error:
+        raise RecordError(f"{folder} could not be read to its end: {error}. Part of the model may be loaded") from error
     loaded = [_state_dict(one, index, names, saved, states) for index, one in enumerate(step.optimizers)]
     step.load_state_dict({**saved, "optimizers": loaded})
     if len(document["random"]) == world_size():
         restore_random_state(document["random"][rank()])
     return document["extra"]
+
+
+def _looked_at(target: Path) -> tuple[Path, dict[str, Any], Held, str | None]:
+    """The folder that is complete, what its header and its index say; or why it cannot be read."""
+    try:
+        place = _complete_one(target)
+        document = read_document(place / _HEADER, also=("files",))
+        return place, document, _held(place), None
+    except RecordError as error:
+        return target, {}, {}, str(error).removesuffix(". Nothing was loaded").removesuffix("; nothing was loaded")
+
+
+def _written(tensors: dict[str, Any], partial: Path) -> dict[str, str]:
+    """The digests of all files, once every rank has written its own.
+
+    Raises:
+        UsageError: one of them could not; on every rank, and nothing is left of it.
+    """
+    try:
+        write(tensors, partial)
+    except FailedError as error:
+        fault = str(error)
+    else:
+        every = gathered(digests_of_own(partial))
+        return {name: digest for one in every for name, digest in one.items()}
+    if rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)
+    raise UsageError(f"cannot write the checkpoint: {fault}; what was there is as it was")
 
 
 def _model_of(step: TrainStep, model: Module | None) -> Module:
@@ -144,7 +179,7 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: float(value) if key == "lr" and isinstance(value, Tensor) else value for key, value in kept.items()}
 
 
-def _held(place: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def _held(place: Path) -> Held:
     try:
         return tensors_in(place)
     except StrangerError as error:
@@ -157,10 +192,11 @@ def _faults(
     step: TrainStep,
     model: Module,
     names: Mapping[int, str],
-    saved: Mapping[str, Any],
-    held: Mapping[str, tuple[torch.Size, torch.dtype]],
+    document: Mapping[str, Any],
+    held: Held,
 ) -> list[str]:
     """Why step and model cannot take over what was saved."""
+    saved = document["step"]
     faults = step.state_faults(saved)
     if not faults:
         for index, (one, state) in enumerate(zip(step.optimizers, saved["optimizers"], strict=True)):
@@ -175,9 +211,7 @@ def _faults(
     return faults
 
 
-def _empty_states(
-    optimizers: Sequence[Optimizer], names: Mapping[int, str], held: Mapping[str, tuple[torch.Size, torch.dtype]]
-) -> dict[str, Tensor]:
+def _empty_states(optimizers: Sequence[Optimizer], names: Mapping[int, str], held: Held) -> dict[str, Tensor]:
     """Tensors for the optimizers' state, cut as the parameters are now."""
     made: dict[str, Tensor] = {}
     for index, optimizer in enumerate(optimizers):
@@ -221,18 +255,9 @@ def _as_first(do: Callable[[], None]) -> None:
             do()
         except (OSError, UsageError) as error:
             fault = [str(error)]
-    if is_running():
-        dist.broadcast_object_list(fault, src=0)
-    if fault[0] is not None:
-        raise UsageError(f"cannot write the checkpoint: {fault[0]}")
-
-
-def _gathered(mine: Any) -> list[Any]:
-    if not is_running():
-        return [mine]
-    every: list[Any] = [None] * world_size()
-    dist.all_gather_object(every, mine)
-    return every
+    told = broadcast(fault[0]) if is_running() else fault[0]
+    if told is not None:
+        raise UsageError(f"cannot write the checkpoint: {told}")
 
 
 def _emptied(folder: Path) -> None:

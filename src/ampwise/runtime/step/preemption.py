@@ -15,6 +15,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ampwise._base.errors import UsageError
+from ampwise.compat.collectives import all_reduced
 from ampwise.compat.distributed import is_running
 from ampwise.runtime.hardware import host
 
@@ -90,7 +91,7 @@ class Preemption:
         if not is_running():
             return self._came
         told = torch.tensor(self._came, dtype=torch.int32).to(self._device, non_blocking=True)
-        dist.all_reduce(told, dist.ReduceOp.MAX)
+        told = all_reduced(told, dist.ReduceOp.MAX)
         self._underway.append(told)
         if len(self._underway) <= (0 if host.reads_freely(told) else _LAG):
             return False

@@ -134,7 +134,7 @@ class TrainStep:
         peers = peers_of(self.modules, agreement)
         self.choice = choose_precision("fp32" if self.plan else precision, device=device)
         if precision == "auto" and not self.plan and peers is not None:
-            self.choice = peers.first(self.choice)  # measured, and so perhaps not the same on every rank
+            self.choice = peers.first(self.choice, near=device)  # measured, and so perhaps not the same on every rank
         self._events = LoopEvents(self.choice.precision)
         self._regime = Regime(precision=self.choice.precision, device_type=device.type)
         scale, named = self._regime.choose_loss_scale(scale_of_plan(self.plan) if loss_scale is None else loss_scale)

@@ -4,9 +4,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.algorithms.join import Joinable, JoinHook
 
 from ampwise._base.errors import UsageError
+from ampwise.compat.collectives import all_reduced, broadcast
+from ampwise.compat.tree import map_tensors
 from ampwise.runtime.step.step import TrainStep
 
 
@@ -67,14 +70,14 @@ class _Hook(JoinHook):
 
     def post_hook(self, is_last_joiner: bool) -> None:  # noqa: FBT001 - torch's signature
         """Take over the state of a rank that came last."""
-        rank = dist.get_rank(self._group)
-        last = torch.tensor(rank if is_last_joiner else -1, device=self._step.preparation.device)
-        dist.all_reduce(last, dist.ReduceOp.MAX, group=self._group)
-        source = int(last)
-        box: list[Any] = [self._step.state_dict()]
-        dist.broadcast_object_list(box, group=self._group, group_src=source)
+        rank, device = dist.get_rank(self._group), self._step.preparation.device
+        last = torch.tensor(rank if is_last_joiner else -1, device=device)
+        source = int(all_reduced(last, dist.ReduceOp.MAX, group=self._group))
+        # on the host: a tensor of the source's GPU would be unpacked onto that GPU by every rank
+        state = map_tensors(Tensor.cpu, self._step.state_dict()) if rank == source else {}
+        state = broadcast(state, group=self._group, source=source, near=device)
         if rank != source:
-            self._step.load_state_dict({**box[0], **self._own()})
+            self._step.load_state_dict({**state, **self._own()})
 
     def _own(self) -> dict[str, Any]:
         """What stays this rank's: the optimizers' state where it has parameters that no other rank has."""

@@ -1,0 +1,42 @@
+"""The files of a sharded checkpoint: which they are, and whether each is as it was written."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from ampwise.compat.collectives import gathered
+from ampwise.compat.distributed import rank, world_size
+
+_INDEX: Final = ".metadata"
+_CHUNK: Final = 2**22
+
+
+def digests_of_own(folder: Path) -> dict[str, str]:
+    """Of what this rank wrote: its shards, and of the first rank the index too."""
+    own = sorted(folder.glob(f"__{rank()}_*"))
+    return {one.name: _digest(one) for one in [*own, *([folder / _INDEX] if rank() == 0 else [])]}
+
+
+def damaged(folder: Path, digests: Mapping[str, str]) -> Iterator[str]:
+    """Why the files are not those that were written. Each rank reads its part of them; together they read all."""
+    for place, (name, digest) in enumerate(sorted(digests.items())):
+        if place % world_size() == rank():
+            try:
+                if Path(name).name != name or _digest(folder / name) != digest:
+                    yield f"{name} is damaged: its checksum is not that of its content"
+            except OSError as error:
+                yield f"{name} cannot be read: {error}"
+
+
+def first_of_all(faults: list[str]) -> list[str]:
+    """The faults that any rank found, each once: every rank gets the same and so does the same."""
+    return list(dict.fromkeys(fault for several in gathered(faults) for fault in several))
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
