@@ -1,5 +1,7 @@
 """A callback for Transformers' ``Trainer``: telemetry in its logs, the findings at its end, and plans."""
 
+import atexit
+import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +12,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from ampwise._base.errors import UsageError
 from ampwise.examine.watch import ALL
 from ampwise.integrations.telemetry import Telemetry
-from ampwise.plan.find import find_plan
-from ampwise.plan.plan import Plan
+from ampwise.plan.find import AnyPlan, find_plan
 from ampwise.runtime.step.planned import apply_to_all, scale_of_plan
 
 
@@ -27,8 +28,9 @@ class AmpwiseCallback(TrainerCallback):
     ``ampwise/underflow_share`` (see ``Telemetry.scalars``) beside the loss. When the training ends, by itself, by an
     exception or by Ctrl-C, the findings are shown, the recording is saved and the plan is taken off.
 
-    ``Trainer(callbacks=[AmpwiseCallback()])`` does, too, but a ``Trainer`` tells its callbacks of no exception: after
-    one, call ``close``; and its other loggers have written before they see the figures, which then stand in
+    ``Trainer(callbacks=[AmpwiseCallback()])`` does, too, but a ``Trainer`` tells its callbacks of no exception. So the
+    findings of a training that one ended are shown when the process ends, or the next training begins, or at
+    ``close``. And its other loggers have written before they see the figures, which then stand in
     ``trainer.state.log_history`` alone.
 
     Args:
@@ -48,7 +50,7 @@ class AmpwiseCallback(TrainerCallback):
     def __init__(
         self,
         *,
-        plan: Plan | str | None = None,
+        plan: AnyPlan | None = None,
         instruments: Iterable[str] = ALL,
         steps: int | None = 20,
         every: int = 10,
@@ -57,6 +59,7 @@ class AmpwiseCallback(TrainerCallback):
         self._plan = None if plan is None else find_plan(plan)
         self._take_off: Callable[[], None] | None = None
         self._tells = True
+        self._told_before: BaseException | None = None
         self.telemetry = Telemetry(instruments=instruments, steps=steps, every=every, save=save)
 
     @contextmanager
@@ -74,11 +77,11 @@ class AmpwiseCallback(TrainerCallback):
             self.close()
 
     def close(self) -> None:
-        """Detach, and take the plan off the model; after a training that ended well there is nothing to do."""
-        self.telemetry.close()
-        take_off, self._take_off = self._take_off, None
-        if take_off is not None:
-            take_off()
+        """End what an exception left: show the findings, save the recording, take the plan off, detach.
+
+        After a training that ended by itself there is nothing to do.
+        """
+        self._end(self._what_ended_it())
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -100,6 +103,8 @@ class AmpwiseCallback(TrainerCallback):
             inner = getattr(optimizer, "optimizer", optimizer)
             self._take_off = apply_to_all((model,), self._plan, optimizers=(inner,))
         self._tells = state.is_world_process_zero
+        self._told_before = _last_told()
+        atexit.register(self.close)  # nobody else tells this callback that the training raised
         self.telemetry.start(model, optimizer)
 
     def on_log(
@@ -124,8 +129,23 @@ class AmpwiseCallback(TrainerCallback):
         del args, state, control, kwargs
         self._end(None)
 
+    def _what_ended_it(self) -> BaseException | None:
+        """The exception being handled, or the one that Python showed since the training began."""
+        told = _last_told()
+        return sys.exc_info()[1] or (None if told is self._told_before else told)
+
     def _end(self, error: BaseException | None) -> None:
+        atexit.unregister(self.close)
+        take_off, self._take_off = self._take_off, None
         try:
             self.telemetry.finish(error, tells=self._tells)
         finally:
-            self.close()
+            self.telemetry.close()
+            self._told_before = None
+            if take_off is not None:
+                take_off()
+
+
+def _last_told() -> BaseException | None:
+    """The exception that Python, or a notebook, showed last."""
+    return getattr(sys, "last_value", None)

@@ -1,5 +1,9 @@
 """The callback in Transformers' own Trainer: figures in its logs, findings at its end, plans on its model."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -15,6 +19,27 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 from ampwise.integrations.transformers import AmpwiseCallback  # noqa: E402 - after the package is known to be there
 
+RAISES = """
+import torch, transformers
+from ampwise.integrations.transformers import AmpwiseCallback
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.calls = torch.nn.Linear(4, 1), 0
+    def forward(self, x, y):
+        self.calls += 1
+        if self.calls == 3:
+            raise ValueError("no such thing")
+        return {"loss": torch.nn.functional.mse_loss(self.body(x), y)}
+
+arguments = transformers.TrainingArguments(
+    output_dir=".", use_cpu=True, max_steps=6, save_strategy="no", report_to=[], disable_tqdm=True
+)
+data = [{"x": torch.ones(4), "y": torch.ones(1)}] * 12
+callback = AmpwiseCallback(instruments=("usage",), save="run.json")
+transformers.Trainer(Net(), arguments, train_dataset=data, callbacks=[callback]).train()
+"""
 MIXED = Plan(default="bf16", rules=(Rule(module="head", compute="fp32"),))
 
 
@@ -141,15 +166,47 @@ def test_watching_changes_no_weight(tmp_path, capsys):
     assert all(torch.equal(one, other) for one, other in zip(plain.parameters(), watched.parameters(), strict=True))
 
 
-def test_after_an_exception_without_the_block_close_detaches(tmp_path):
-    callback = AmpwiseCallback(instruments=("usage",), plan=MIXED)
-    net = Net(fails=ValueError())
-    with pytest.raises(ValueError):
-        trainer_of(net, tmp_path, callback).train()
-    assert callback.telemetry.is_running
-    callback.close()
+def test_after_an_exception_without_the_block_close_tells_and_detaches(tmp_path, capsys):
+    callback = AmpwiseCallback(instruments=("usage",), plan=MIXED, save=tmp_path / "run.json")
+    net = Net(fails=ValueError("no such thing"))
+    trainer = trainer_of(net, tmp_path, callback)
+    try:
+        trainer.train()
+    except ValueError:
+        assert callback.telemetry.is_running
+        callback.close()
+    assert "ampwise: 2 steps seen" in capsys.readouterr().err
+    assert load_recording(tmp_path / "run.json").runs[0].failure.kind == "ValueError"
     assert intercepted() == ()
     assert "forward" not in vars(net.head)
+    callback.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_next_training_tells_of_the_one_that_an_exception_ended(tmp_path, capsys, monkeypatch):
+    error = ValueError("no such thing")
+    callback = AmpwiseCallback(instruments=("usage",))
+    trainer = trainer_of(Net(fails=error), tmp_path, callback)
+    with pytest.raises(ValueError):
+        trainer.train()
+    monkeypatch.setattr(sys, "last_value", error, raising=False)  # as a notebook does
+    trainer.model.fails = None
+    trainer.train()
+    said = capsys.readouterr().err
+    assert said.index("ampwise: 2 steps seen") < said.index("ampwise: 6 steps seen")
+    assert "no such thing" in said
+    assert intercepted() == ()
+
+
+def test_the_end_of_the_process_tells_of_an_exception(tmp_path):
+    (tmp_path / "train.py").write_text(RAISES)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.index("ValueError: no such thing") < done.stderr.index("ampwise: 2 steps seen")
+    assert load_recording(tmp_path / "run.json").runs[0].failure.message == "no such thing"
 
 
 def test_a_plan_in_fp16_is_refused_without_a_loss_scale(tmp_path):
