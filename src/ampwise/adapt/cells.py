@@ -13,6 +13,7 @@ from torch import nn
 
 from ampwise._base.errors import CannotRunError, UsageError
 from ampwise.adapt.groups import Group
+from ampwise.adapt.options import quoted
 from ampwise.plan.plan import Plan, Rule
 from ampwise.runtime.casts.cast_forward import CastForward, cast_forward_of
 from ampwise.runtime.casts.casting import apply_plan, device_type_of_model, put
@@ -103,14 +104,14 @@ def movable(model: nn.Module, plan: Plan, groups: Sequence[Group], *, safer: str
     bound = bind(model, plan)
     if bound.float8:
         raise CannotRunError(
-            f'the plan computes "{bound.float8[0]}" in fp8, by a layer of torchao\'s in its place, which cannot be '
-            "switched; give PrecisionScheduler a plan in bf16 or fp16"
+            f"the plan computes {quoted(bound.float8[0])} in fp8, by a layer of torchao's in its place, which cannot "
+            "be switched; give PrecisionScheduler a plan in bf16 or fp16"
         )
     for group in groups:
         if all(path in bound.uncalled for path in group.tops):
             raise UsageError(
-                f'groups: "{group.name}" cannot move: nn.MultiheadAttention reads the weights of its out_proj without '
-                "calling it; give the attention module itself"
+                f"groups: {quoted(group.name)} cannot move: nn.MultiheadAttention reads the weights of its out_proj "
+                "without calling it; give the attention module itself"
             )
     owners = _owners(groups)
     changing = {owners[key] for key in _differing(model, plan, groups, safer=safer, has_rest=False)}

@@ -1,15 +1,17 @@
 """Which modules of a model move together."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ampwise._base.errors import UsageError
 from ampwise._base.suggest import closest
 from ampwise._base.text import inert_line
+from ampwise.adapt.options import quoted, shown
 from ampwise.plan.patterns import is_match, mistake_in
 from ampwise.runtime.casts.plan_places import has_forward, without_wrappers
 
@@ -41,24 +43,41 @@ def groups_of(model: nn.Module, given: Groups | None) -> tuple[Group, ...]:
     if given is None:
         groups = _default(model)
     else:
-        if isinstance(given, str) or not given:
-            raise UsageError(
-                f'groups is {given!r}; give globs over module paths such as ["layers.*"], or names with their globs'
-            )
-        patterns = given if isinstance(given, Mapping) else {one: one for one in given}
-        groups = tuple(_named(model, str(name), one) for name, one in patterns.items())
-        faults = [*(fault for one in groups for fault in _match_faults(model, one, patterns)), *_overlaps(groups)]
+        patterns = _patterns(given)
+        faults = [fault for globs in patterns.values() for fault in _pattern_faults(globs)]
+        if faults:
+            raise UsageError("\n".join(faults))
+        groups = tuple(_named(model, name, globs) for name, globs in patterns.items())
+        faults += [*(fault for one in groups for fault in _match_faults(model, one, patterns)), *_overlaps(groups)]
         if faults:
             raise UsageError("\n".join(faults))
     return _checked_shares(model, groups, is_default=given is None)
 
 
-def _named(model: nn.Module, name: str, patterns: str | Sequence[str]) -> Group:
-    globs = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    for one in globs:
-        mistake = mistake_in(one)
+def _patterns(given: Any) -> Mapping[str, tuple[Any, ...]]:
+    """The globs of each group, by its name."""
+    is_listed = isinstance(given, Iterable) and not isinstance(given, (str, Tensor))
+    if not is_listed or not given:
+        raise UsageError(
+            f'groups is {shown(given)}; give globs over module paths such as ["layers.*"], or names with their globs'
+        )
+    several: Mapping[Any, Any] = given if isinstance(given, Mapping) else {str(one): one for one in given}
+    if any(not str(name) for name in several):
+        raise UsageError("groups: a name or glob is empty; give each group a name")
+    return {
+        str(name): tuple(one) if isinstance(one, Sequence) and not isinstance(one, str) else (one,)
+        for name, one in several.items()
+    }
+
+
+def _pattern_faults(globs: Sequence[Any]) -> Iterator[str]:
+    for one in globs or ("",):
+        mistake = mistake_in(one) if isinstance(one, str) else "is no text; a glob over module paths is"
         if mistake is not None:
-            raise UsageError(f"groups: {inert_line(one, max_length=60)!r} {mistake}")
+            yield f"groups: {shown(one)} {mistake}"
+
+
+def _named(model: nn.Module, name: str, globs: Sequence[str]) -> Group:
     found: dict[str, nn.Module] = {}
     for raw, module in model.named_modules():
         path = without_wrappers(raw)
@@ -77,18 +96,17 @@ def _called(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield from _called(without_wrappers(f"{path}.{name}" if path else name), child)
 
 
-def _match_faults(model: nn.Module, group: Group, patterns: Mapping[str, str | Sequence[str]]) -> Iterator[str]:
+def _match_faults(model: nn.Module, group: Group, patterns: Mapping[str, Sequence[str]]) -> Iterator[str]:
     if group.tops:
         return
-    globs = patterns[group.name]
-    shown = globs if isinstance(globs, str) else ", ".join(globs)
+    given = ", ".join(patterns[group.name])
     paths = [without_wrappers(raw) for raw, _ in model.named_modules() if raw]
     words = list(dict.fromkeys(word for path in paths for word in (path, f"*.{path.rpartition('.')[2]}")))
-    near = closest(shown, words)
+    near = closest(given, words)
     children = ", ".join(name for name, _ in model.named_children())
     yield (
-        f"groups: {inert_line(shown, max_length=60)!r} matches no module"
-        + (f'; did you mean "{near}"?' if near else "")
+        f"groups: {shown(given)} matches no module"
+        + (f"; did you mean {quoted(near)}?" if near else "")
         + f" (the model's children: {inert_line(children, max_length=120) or 'none'})"
     )
 
@@ -97,7 +115,8 @@ def _overlaps(groups: Sequence[Group]) -> Iterator[str]:
     for group, other in permutations(groups, 2):
         inner = next((one for one in group.tops if any(_is_in(one, top) for top in other.tops)), None)
         if inner is not None and (group.tops != other.tops or groups.index(group) > groups.index(other)):
-            yield f'groups: "{inner or "the model"}" is in "{other.name}" and in "{group.name}"; give it to one'
+            both = f"in {quoted(other.name)} and in {quoted(group.name)}"
+            yield f"groups: {quoted(inner or 'the model')} is {both}; give it to one"
 
 
 def _checked_shares(model: nn.Module, groups: tuple[Group, ...], *, is_default: bool) -> tuple[Group, ...]:
@@ -115,11 +134,11 @@ def _checked_shares(model: nn.Module, groups: tuple[Group, ...], *, is_default: 
             names = [name for name in (first, owner) if name is not None]
             if is_default and len(names) == 2:
                 return _checked_shares(model, _merged(groups, names), is_default=True)
-            outside = f'one is in "{names[0]}", the other in no group'
-            both = f'they are in "{first}" and "{owner}"' if len(names) == 2 else outside
+            outside = f"one is in {quoted(names[0])}, the other in no group"
+            both = f"they are in {quoted(names[0])} and {quoted(names[1])}" if len(names) == 2 else outside
             raise UsageError(
-                f'groups: "{paths[id(module)]}" and "{path}" are one module, which has one forward, and {both}; '
-                "put both into one group"
+                f"groups: {quoted(paths[id(module)])} and {quoted(path)} are one module, which has one forward, and "
+                f"{both}; put both into one group"
             )
         paths.setdefault(id(module), path)
     return groups

@@ -11,18 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from ampwise._base.errors import CannotRunError, RecordError, UsageError
+from ampwise._base.text import inert_line
 from ampwise.adapt.cells import Cells
-from ampwise.adapt.encoding import decode, encode, get_trigger
+from ampwise.adapt.encoding import decode, encode
 from ampwise.adapt.groups import Groups
 from ampwise.adapt.moves import Moves
 from ampwise.adapt.schedule import Schedule
 from ampwise.adapt.setup import prepared
-from ampwise.adapt.state import Combinations, GroupState, Policy, SchedulerState
+from ampwise.adapt.state import Combinations, GroupState, SchedulerState
 from ampwise.adapt.telemetry import Telemetry
 from ampwise.adapt.triggers import Trigger
 from ampwise.compat.scaler import scale_of
 from ampwise.observe.events import BUS, PrecisionSwitched, PrecisionTaken
-from ampwise.plan.plan import Plan
+from ampwise.plan.find import AnyPlan
 from ampwise.records.switches import SwitchRecord
 from ampwise.runtime.hardware import host
 from ampwise.runtime.scaling.loss_scale import LossScale, StaticLossScale
@@ -90,7 +91,7 @@ class PrecisionScheduler:
     def __init__(  # noqa: PLR0913 - one policy, all its options
         self,
         model: nn.Module,
-        plan: Plan | str,
+        plan: AnyPlan,
         *,
         triggers: Sequence[Trigger | Schedule | str] = DEFAULT_TRIGGERS,
         groups: Groups | None = None,
@@ -102,33 +103,36 @@ class PrecisionScheduler:
         max_combinations: int | None = None,
         every: int | None = None,
     ) -> None:
-        policy = Policy(quiet=quiet, cool_down=cool_down, hysteresis=hysteresis, max_switches=max_switches)
-        for name, value, least in (("max_combinations", max_combinations, 2), ("every", every, 1)):
-            if value is not None and value < least:
-                raise UsageError(f"PrecisionScheduler: {name} is {value}; it must be at least {least}")
-        chosen = _chosen(triggers)
-        moving = tuple(one for one in chosen if not isinstance(one, Schedule))
-        setup = prepared(model, plan, groups=groups, safer=safer)
-        schedules = tuple(one for one in chosen if isinstance(one, Schedule))
-        setup.check_schedules(schedules)
+        policy = {"quiet": quiet, "cool_down": cool_down, "hysteresis": hysteresis, "max_switches": max_switches}
+        setup = prepared(
+            model,
+            plan,
+            triggers=triggers,
+            groups=groups,
+            safer=safer,
+            policy=policy,
+            max_combinations=max_combinations,
+            every=every,
+        )
         self.plan = setup.plan
         self.switches: tuple[SwitchRecord, ...] = ()
         self._setup, self._num_steps = setup, 0
         self._scale_before: Tensor | None = None
         num_groups = len(setup.groups)
-        self._state = SchedulerState(policy=policy, triggers=moving, groups=(GroupState(),) * num_groups)
-        limit = min(max_combinations or MAX_COMBINATIONS, num_groups + 1)
-        combinations = Combinations(num_groups=num_groups, limit=limit)
+        groups_at_start = (GroupState(),) * num_groups
+        self._state = SchedulerState(policy=setup.policy, triggers=setup.triggers, groups=groups_at_start)
+        limit = min(setup.max_combinations or MAX_COMBINATIONS, num_groups + 1)
         self._moves = Moves(
-            names=tuple(one.name for one in setup.groups), schedules=schedules, combinations=combinations
+            names=tuple(one.name for one in setup.groups),
+            schedules=setup.schedules,
+            combinations=Combinations(num_groups=num_groups, limit=limit),
         )
         self._num_low = [0] * num_groups
         with ExitStack() as stack:
-            self._cells = Cells(setup.model, setup.plan, setup.groups, safer=safer, has_rest=setup.has_rest)
+            self._cells = Cells(setup.model, setup.plan, setup.groups, safer=setup.safer, has_rest=setup.has_rest)
             stack.callback(self._cells.close)
-            every = every or (1 if host.reads_freely(setup.device) else EVERY)
-            measured = setup.measured(moving, self._cells)
-            self._telemetry = Telemetry(measured, device=setup.device, every=every)
+            rows = setup.every or (1 if host.reads_freely(setup.device) else EVERY)
+            self._telemetry = Telemetry(setup.measured(self._cells), device=setup.device, every=rows)
             stack.callback(self._telemetry.close)
             self._undo: ExitStack | None = stack.pop_all()
         BUS.publish(PrecisionTaken(what=f"ampwise.PrecisionScheduler ({setup.lowest})"))
@@ -279,20 +283,9 @@ class PrecisionScheduler:
             is_raised=is_raised,
             cause=self._moves.cause(place, self._num_steps, self._state),
         )
-        _LOG.info("step %d: %s to %s: %s", switch.step, switch.group, switch.after, switch.cause)
+        _LOG.info("step %d: %s to %s: %s", switch.step, inert_line(switch.group), switch.after, switch.cause)
         BUS.publish(PrecisionSwitched(switch=switch))
         return switch
-
-
-def _chosen(triggers: Sequence[Trigger | Schedule | str]) -> tuple[Trigger | Schedule, ...]:
-    if isinstance(triggers, str):
-        triggers = (triggers,)
-    if not triggers:
-        raise UsageError(
-            "triggers is empty, so that nothing would ever move; give some of ampwise.NonFinite(), LossSpike(), "
-            "GradNormSpike(), LossCurvature(), AbsoluteLossCurvature(), OverflowShare(), Schedule(steps=[...])"
-        )
-    return tuple(get_trigger(one) for one in triggers)
 
 
 def _checked_loss(loss: Any) -> Tensor | float:

@@ -1,7 +1,8 @@
 """What a scheduler is made of, checked before it touches the model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,19 +10,24 @@ from torch import nn
 
 from ampwise._base.errors import CannotRunError, PlanError, UsageError
 from ampwise._base.suggest import not_one_of
+from ampwise._base.text import inert_line
 from ampwise.adapt.cells import SAFETY, Cells, movable
+from ampwise.adapt.encoding import get_trigger
 from ampwise.adapt.groups import Group, Groups, groups_of
+from ampwise.adapt.options import Mistakes, Range, quoted, shown
 from ampwise.adapt.schedule import Schedule
+from ampwise.adapt.state import Policy
 from ampwise.adapt.telemetry import Measured, parameters_of_each
 from ampwise.adapt.triggers import GradNormSpike, NonFinite, OverflowShare, Trigger
-from ampwise.formats.table import FORMATS
+from ampwise.formats.table import FORMATS, find_format
 from ampwise.observe.modules import is_module, unwrapped
 from ampwise.plan.binding import misfits
-from ampwise.plan.find import find_plan
+from ampwise.plan.find import AnyPlan, find_plan
 from ampwise.plan.plan import Plan, Updates
 from ampwise.runtime.casts.cast_forward import cast_forward_of
 from ampwise.runtime.casts.casting import device_type_of_model
 from ampwise.runtime.casts.plan_places import without_wrappers
+from ampwise.runtime.scaling.scale_numbers import refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +42,11 @@ class Setup:
     safer: str
     has_rest: bool
     """The groups are all of the model, as far as anything in it moves."""
+    policy: Policy
+    triggers: tuple[Trigger, ...]
+    schedules: tuple[Schedule, ...]
+    max_combinations: int | None
+    every: int | None
 
     @property
     def device(self) -> torch.device:
@@ -55,8 +66,9 @@ class Setup:
             max(sum(one.numel() for top in group.modules for one in top.parameters()), 1) for group in self.groups
         )
 
-    def measured(self, triggers: Sequence[Trigger], cells: Cells) -> Measured:
-        """What these triggers have to know of a step."""
+    def measured(self, cells: Cells) -> Measured:
+        """What the triggers have to know of a step."""
+        triggers = self.triggers
         has_gradients = any(isinstance(one, (NonFinite, GradNormSpike)) for one in triggers)
         has_results = any(isinstance(one, (NonFinite, OverflowShare)) for one in triggers)
         parameters, names = parameters_of_each(self.groups, self.model) if has_gradients else ((), ())
@@ -69,66 +81,147 @@ class Setup:
             limits=limits if has_results else (),
         )
 
-    def check_schedules(self, schedules: Sequence[Schedule]) -> None:
-        """Refuse a schedule for groups that there are not."""
-        names = [one.name for one in self.groups]
-        for schedule in schedules:
-            for name in schedule.groups or ():
-                if name not in names:
-                    raise UsageError(f"Schedule(groups=...): {not_one_of(name, names, kind='group')}")
 
-
-def prepared(model: Any, plan: Plan | str, *, groups: Groups | None, safer: str) -> Setup:
+def prepared(
+    model: Any,
+    plan: AnyPlan,
+    *,
+    triggers: Sequence[Trigger | Schedule | str],
+    groups: Groups | None,
+    safer: str,
+    policy: Mapping[str, Any],
+    max_combinations: int | None,
+    every: int | None,
+) -> Setup:
     """What the arguments of a scheduler mean; changes nothing.
 
     Raises:
-        UsageError: ``model`` is no module, ``safer`` is no format that a group can move to, or groups do not fit.
+        UsageError: arguments that cannot be meant; all of them are named.
         PlanError: there is no such plan, it has mistakes, or it names modules that the model lacks.
         CannotRunError: the model has a plan already, or the plan has nothing to move.
     """
-    if not is_module(model):
-        raise UsageError(f"PrecisionScheduler was given a {type(model).__name__}; give the model, a torch.nn.Module")
-    plan = find_plan(plan)
-    if safer not in SAFETY[1:]:
-        raise UsageError(f"safer: {not_one_of(str(safer), SAFETY[1:], kind='format to move to')}")
-    inner = unwrapped(model)
+    mistakes = Mistakes()
+    checked = mistakes.of(lambda: Policy(**policy))
+    mistakes.of(lambda: refuse([*_faults(max_combinations, every)], "PrecisionScheduler"))
+    chosen = mistakes.of(lambda: _triggers(triggers))
+    high = mistakes.of(lambda: _safer(safer))
+    read = mistakes.of(lambda: find_plan(plan))
+    inner = mistakes.of(lambda: _model(model))
+    found = None if inner is None else mistakes.of(lambda: groups_of(inner, groups))
+    if inner is not None and read is not None:
+        mistakes.of(lambda: _check_names(read, inner))
+    if found is not None and chosen is not None:
+        mistakes.of(lambda: _check_schedules(chosen, found))
+    mistakes.refuse()
+    assert checked and chosen and high and read and inner is not None and found  # noqa: S101, PT018 - none was refused
     _check_free(inner)
-    _check_plan(plan, inner)
-    found = groups_of(inner, groups)
-    moves = movable(inner, plan, found, safer=safer)
-    idle = [one.name for one, is_moving in zip(found, moves, strict=True) if not is_moving]
-    if all(one in idle for one in (group.name for group in found)):
-        raise CannotRunError(
-            f"the plan computes nothing below {safer} in {'the model' if groups is None else 'these groups'}, so there "
-            f'is nothing to move; give a plan such as "{"bf16" if safer == "fp32" else "fp16"}"'
+    _check_kept(read)
+    moving, low = _moving(inner, read, found, safer=high, is_default=groups is None)
+    return Setup(
+        model=inner,
+        plan=read,
+        groups=moving,
+        low=low,
+        safer=high,
+        has_rest=groups is None,
+        policy=checked,
+        triggers=tuple(one for one in chosen if not isinstance(one, Schedule)),
+        schedules=tuple(one for one in chosen if isinstance(one, Schedule)),
+        max_combinations=max_combinations,
+        every=every,
+    )
+
+
+def _faults(max_combinations: Any, every: Any) -> Iterator[str]:
+    for name, value, least in (("max_combinations", max_combinations, 2), ("every", every, 1)):
+        fault = None if value is None else Range(is_whole=True, least=least).fault(name, value)
+        if fault is not None:
+            yield f"{fault}, or None"
+
+
+def _triggers(given: Any) -> tuple[Trigger | Schedule, ...]:
+    several: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    if given is None or not several:
+        raise UsageError(
+            f"triggers is {shown(given)}, so that nothing would ever move; give some of ampwise.NonFinite(), "
+            "LossSpike(), GradNormSpike(), LossCurvature(), AbsoluteLossCurvature(), OverflowShare(), "
+            "Schedule(steps=[...])"
         )
-    if idle and groups is not None:
-        raise UsageError(f'groups: the plan computes nothing below {safer} in "{idle[0]}"; leave it out')
-    chosen = tuple(one for one, is_moving in zip(found, moves, strict=True) if is_moving)
-    low = tuple(_lowest(plan, one) for one in chosen)
-    return Setup(model=inner, plan=plan, groups=chosen, low=low, safer=safer, has_rest=groups is None)
+    mistakes = Mistakes()
+    chosen = [mistakes.of(partial(get_trigger, one)) for one in several]
+    mistakes.refuse()
+    return tuple(one for one in chosen if one is not None)
+
+
+def _safer(given: Any) -> str:
+    word = inert_line(str(given), max_length=60)
+    format_ = find_format(word)
+    if format_ is None or format_.name not in SAFETY[1:]:
+        raise UsageError(f"safer: {not_one_of(word, SAFETY[1:], kind='format to move to')}")
+    return format_.name
+
+
+def _model(given: Any) -> nn.Module:
+    if not is_module(given):
+        raise UsageError(f"PrecisionScheduler was given a {type(given).__name__}; give the model, a torch.nn.Module")
+    return unwrapped(given)
+
+
+def _check_names(plan: Plan, model: nn.Module) -> None:
+    """Refuse a plan whose rules are about modules that there are not."""
+    paths = [without_wrappers(raw) for raw, _ in model.named_modules()]
+    missing = [text for text in misfits(plan, {"": paths}) if " matches no module" in text]
+    if missing:
+        raise PlanError("\n".join(missing))
+
+
+def _check_schedules(chosen: Sequence[Trigger | Schedule], groups: Sequence[Group]) -> None:
+    """Refuse a schedule for groups that there are not."""
+    names = [one.name for one in groups]
+    wanted = (name for one in chosen if isinstance(one, Schedule) for name in one.groups or ())
+    missing = [name for name in dict.fromkeys(wanted) if name not in names]
+    words = [inert_line(name, max_length=60) for name in names]
+    if missing:
+        said = (not_one_of(inert_line(name, max_length=60), words, kind="group") for name in missing)
+        raise UsageError("\n".join(f"Schedule(groups=...): {one}" for one in said))
 
 
 def _check_free(model: nn.Module) -> None:
     path = next((path for path, one in model.named_modules() if cast_forward_of(one) is not None), None)
     if path is not None:
         raise CannotRunError(
-            f'a plan is in effect on this model already (at "{path or "the model itself"}"), and PrecisionScheduler '
-            "puts its own on it; take the other back first: the undo that apply_plan returned, step.undo_plan() of a "
-            "TrainStep(plan=...), or the other scheduler's close()"
+            f"a plan is in effect on this model already (at {quoted(path or 'the model itself')}), and "
+            "PrecisionScheduler puts its own on it; take the other back first: the undo that apply_plan returned, "
+            "step.undo_plan() of a TrainStep(plan=...), or the other scheduler's close()"
         )
 
 
-def _check_plan(plan: Plan, model: nn.Module) -> None:
-    paths = [without_wrappers(raw) for raw, _ in model.named_modules()]
-    missing = [text for text in misfits(plan, {"": paths}) if " matches no module" in text]
-    if missing:
-        raise PlanError("\n".join(missing))
+def _check_kept(plan: Plan) -> None:
     if plan.parameters != "fp32" or plan.updates is not Updates.NEAREST:
         raise CannotRunError(
             f'parameters = "{plan.parameters}": PrecisionScheduler moves what is computed, never what is kept; '
             "give a plan that keeps parameters in fp32"
         )
+
+
+def _moving(
+    model: nn.Module, plan: Plan, groups: tuple[Group, ...], *, safer: str, is_default: bool
+) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+    """The groups in which the plan computes anything below the safer format, and the lowest format of each."""
+    moves = movable(model, plan, groups, safer=safer)
+    idle = [quoted(one.name) for one, moving in zip(groups, moves, strict=True) if not moving]
+    if len(idle) == len(groups):
+        raise CannotRunError(
+            f"the plan computes nothing below {safer} in {'the model' if is_default else 'these groups'}, so there "
+            f'is nothing to move; give a plan such as "{"bf16" if safer == "fp32" else "fp16"}"'
+        )
+    if idle and not is_default:
+        raise UsageError(
+            f"groups: the plan computes nothing below {safer} in {', '.join(idle)}; leave "
+            f"{'it' if len(idle) == 1 else 'them'} out"
+        )
+    chosen = tuple(one for one, is_moving in zip(groups, moves, strict=True) if is_moving)
+    return chosen, tuple(_lowest(plan, one) for one in chosen)
 
 
 def _lowest(plan: Plan, group: Group) -> str:

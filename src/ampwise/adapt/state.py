@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Self
 
+from ampwise.adapt.options import Range, settled
 from ampwise.adapt.reading import Reading, Verdict
 from ampwise.adapt.triggers import Trigger
 from ampwise.runtime.scaling.scale_numbers import refuse
@@ -28,14 +29,9 @@ class Policy:
     max_switches: int = 20
 
     def __post_init__(self) -> None:
-        faults = [
-            f"{name} is {getattr(self, name)}; it must be at least {least}"
-            for name, least in (("quiet", 1), ("cool_down", 0), ("max_switches", 1))
-            if getattr(self, name) < least
-        ]
-        if not 0.0 < self.hysteresis <= 1.0:
-            faults.append(f"hysteresis is {self.hysteresis}; it must be above 0, and at most 1")
-        refuse(faults, "PrecisionScheduler")
+        whole = {"quiet": 1, "cool_down": 0, "max_switches": 1}
+        ranges = {name: Range(is_whole=True, least=least) for name, least in whole.items()}
+        refuse(settled(self, {**ranges, "hysteresis": Range(above=0.0, most=1.0)}), "PrecisionScheduler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

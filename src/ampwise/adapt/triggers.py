@@ -5,9 +5,13 @@ trigger that was written to plain data and read back is equal to it.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
+from ampwise._base.errors import UsageError
+from ampwise._base.text import inert_line
+from ampwise.adapt.options import Range, settled
 from ampwise.adapt.reading import CALM, Reading, Verdict
 from ampwise.adapt.usual import Usual, with_latest
 from ampwise.formats.table import get_format
@@ -17,6 +21,9 @@ _ALMOST = 0.99
 """The level of what would fire but for one thing: it keeps a group up."""
 _TINY = 1e-30
 """Keeps a threshold above zero where every number of a history is the same."""
+_ABOVE_ZERO = Range(above=0.0)
+_NOT_NEGATIVE = Range(least=0.0)
+_COUNT = Range(is_whole=True, least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +45,7 @@ class LossCurvature:
     curvatures: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_history(self)
+        refuse(_history_faults(self, {"num_deviations": _ABOVE_ZERO}), type(self).__name__)
 
     def judge(self, reading: Reading) -> Verdict:
         """How near the loss's curvature comes to what is too large."""
@@ -82,10 +89,7 @@ class AbsoluteLossCurvature:
     losses: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        faults = [] if self.threshold > 0 else [f"threshold is {self.threshold}; it must be above 0"]
-        if not 3 <= self.min_history <= self.window:
-            faults.append(f"min_history is {self.min_history}; it must be 3 to window ({self.window})")
-        refuse(faults, type(self).__name__)
+        refuse(_history_faults(self, {"threshold": _ABOVE_ZERO}, least=3), type(self).__name__)
 
     def judge(self, reading: Reading) -> Verdict:
         """How near the mean curvature comes to the threshold."""
@@ -127,7 +131,10 @@ class LossSpike:
     num_in_a_row: int = 0
 
     def __post_init__(self) -> None:
-        _check_history(self)
+        refuse(
+            _history_faults(self, {"num_deviations": _ABOVE_ZERO, "min_rise": _NOT_NEGATIVE, "in_a_row": _COUNT}),
+            type(self).__name__,
+        )
 
     def judge(self, reading: Reading) -> Verdict:
         """How near the loss comes to what is too large, for long enough."""
@@ -176,7 +183,9 @@ class GradNormSpike:
     octaves: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        _check_history(self)
+        refuse(
+            _history_faults(self, {"num_deviations": _ABOVE_ZERO, "min_octaves": _NOT_NEGATIVE}), type(self).__name__
+        )
 
     def judge(self, reading: Reading) -> Verdict:
         """How near the norm of each group comes to what is too large for it."""
@@ -224,8 +233,7 @@ class NonFinite:
     num_in_a_row: int = 0
 
     def __post_init__(self) -> None:
-        faults = [] if self.in_a_row >= 1 else [f"in_a_row is {self.in_a_row}; it must be at least 1"]
-        refuse(faults, type(self).__name__)
+        refuse(settled(self, {"in_a_row": _COUNT}), type(self).__name__)
 
     def judge(self, reading: Reading) -> Verdict:
         """Whether the step lost numbers, and which group did."""
@@ -266,12 +274,13 @@ class OverflowShare:
     format: str | None = None
 
     def __post_init__(self) -> None:
-        faults = [] if 0.0 <= self.above < 1.0 else [f"above is {self.above}; it must be 0 or more, and below 1"]
-        if not 1.0 <= self.headroom < math.inf:
-            faults.append(f"headroom is {self.headroom}; it must be at least 1")
+        faults = settled(self, {"above": Range(least=0.0, below=1.0), "headroom": Range(least=1.0)})
+        if self.format is not None:
+            try:  # the value is frozen, but not out of its constructor yet
+                object.__setattr__(self, "format", get_format(inert_line(str(self.format))).name)
+            except UsageError as error:
+                faults.append(f"format: {error}")
         refuse(faults, type(self).__name__)
-        if self.format is not None:  # the value is frozen, but not out of its constructor yet
-            object.__setattr__(self, "format", get_format(self.format).name)
 
     def judge(self, reading: Reading) -> Verdict:
         """How near the share of each group comes to what is too large."""
@@ -292,16 +301,11 @@ class OverflowShare:
 Trigger = LossCurvature | AbsoluteLossCurvature | LossSpike | GradNormSpike | NonFinite | OverflowShare
 
 
-def _check_history(trigger: "LossCurvature | LossSpike | GradNormSpike") -> None:
-    faults = [] if trigger.num_deviations > 0 else [f"num_deviations is {trigger.num_deviations}; it must be above 0"]
-    if not 1 <= trigger.min_history <= trigger.window:
-        faults.append(f"min_history is {trigger.min_history}; it must be 1 to window ({trigger.window})")
-    faults += [
-        f"{name} is {value}; it must be {least} or more"
-        for name, least in (("min_rise", 0), ("min_octaves", 0), ("in_a_row", 1))
-        if (value := getattr(trigger, name, least)) < least
-    ]
-    refuse(faults, type(trigger).__name__)
+def _history_faults(trigger: Any, ranges: Mapping[str, Range], *, least: int = 1) -> list[str]:
+    faults = settled(trigger, {"window": _COUNT, "min_history": Range(is_whole=True, least=least)})
+    if not faults and trigger.min_history > trigger.window:
+        faults.append(f"min_history is {trigger.min_history}; it must be {least} to window ({trigger.window})")
+    return [*faults, *settled(trigger, ranges)]
 
 
 def _curvature(losses: tuple[float, ...], loss: float | None) -> float | None:

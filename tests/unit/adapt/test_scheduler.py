@@ -5,6 +5,7 @@ import math
 import pickle
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -286,8 +287,14 @@ NO_W0 = Plan(default="fp16", rules=(Rule(module="*.w0", compute="fp32"), Rule(mo
         ({"plan": "fp32"}, CannotRunError, "nothing below fp32 in the model, so there is nothing to move"),
         ({"plan": "bf16", "safer": "bf16"}, CannotRunError, 'give a plan such as "fp16"'),
         ({"plan": "bf16-pure"}, CannotRunError, "moves what is computed, never what is kept"),
-        ({"triggers": []}, UsageError, "triggers is empty, so that nothing would ever move; give some of"),
+        ({"triggers": []}, UsageError, "triggers is [], so that nothing would ever move; give some of"),
         ({"triggers": ["nonfinit"]}, UsageError, '"nonfinit" is not a trigger; did you mean "nonfinite"?'),
+        ({"triggers": 3}, UsageError, 'a trigger is 3; give "loss-curvature"'),
+        ({"triggers": LossSpike}, UsageError, "a trigger is <class 'ampwise.adapt.triggers.LossSpike'>; give"),
+        ({"groups": 3}, UsageError, "groups is 3; give globs over module paths such as"),
+        ({"groups": [3]}, UsageError, "groups: 3 is no text"),
+        ({"groups": {"": "inp"}}, UsageError, "groups: a name or glob is empty"),
+        ({"groups": {"a": []}}, UsageError, "groups: '' is empty"),
         ({"groups": ["blocks.7"]}, UsageError, "'blocks.7' matches no module"),
         (
             {"plan": Plan(default="fp16", rules=(Rule(module="head", compute="fp32"),)), "groups": ["head"]},
@@ -301,6 +308,14 @@ NO_W0 = Plan(default="fp16", rules=(Rule(module="*.w0", compute="fp32"), Rule(mo
         ),
         ({"safer": "fp23"}, UsageError, '"fp23" is not a format to move to; did you mean'),
         ({"quiet": 0}, UsageError, "PrecisionScheduler: quiet is 0; it must be at least 1"),
+        ({"quiet": "x"}, UsageError, "PrecisionScheduler: quiet is 'x'; it must be a whole number, at least 1"),
+        ({"hysteresis": None}, UsageError, "hysteresis is None; it must be a number, above 0, and at most 1"),
+        ({"max_switches": True}, UsageError, "max_switches is True; it must be a whole number, at least 1"),
+        (
+            {"every": 1.5, "max_combinations": "2"},
+            UsageError,
+            "every is 1.5; it must be a whole number, at least 1, or",
+        ),
         ({"max_combinations": 1}, UsageError, "max_combinations is 1; it must be at least 2"),
         ({"every": 0}, UsageError, "every is 0; it must be at least 1"),
         (
@@ -322,6 +337,41 @@ def test_what_cannot_be_meant_is_refused_and_leaves_the_model_as_it_was(options,
         PrecisionScheduler(**{"model": model, "plan": "fp16", **options})
     assert words in str(refused.value)
     assert (attributes(model), hooks(model)) == (before, 0)
+
+
+def test_all_that_cannot_be_meant_is_said_at_once_with_the_names_that_were_meant():
+    wrong = {
+        "plan": NO_W0,
+        "quiet": 0,
+        "every": "x",
+        "triggers": ["nonfinit", Schedule(steps=[(0, 1)], groups=["blok.0"])],
+        "groups": ["blocks.*", "heat"],
+        "safer": "fp23",
+    }
+    with pytest.raises(UsageError) as refused:
+        PrecisionScheduler(Blocks(), **wrong)
+    words = ["quiet is 0", "every is 'x'", '"nonfinite"?', '"fp32"?', 'did you mean "*.wo"?', 'did you mean "head"?']
+    assert [word for word in words if word not in str(refused.value)] == []
+    with pytest.raises(UsageError, match=r'did you mean "blocks\.0"'):
+        PrecisionScheduler(Blocks(), "bf16", triggers=Schedule(steps=[(0, 1)], groups=["blok.0"]))
+
+
+def test_formats_and_numbers_are_taken_as_users_write_them():
+    with PrecisionScheduler(Blocks(), "fp16", safer=torch.bfloat16, quiet=np.int64(3), triggers="nonfinite") as one:
+        assert one._setup.safer == "bf16"
+        assert type(one.state_dict()["policy"]["quiet"]) is int
+
+
+def test_names_that_a_terminal_would_obey_are_shown_inert(caplog):
+    model = torch.nn.Sequential()
+    model.add_module("red\x1b[31m", Blocks())
+    model.add_module("\x1b]0;title\x07", torch.nn.Linear(1, 1))
+    with caplog.at_level("INFO", logger="ampwise"), PrecisionScheduler(model, "bf16", triggers="nonfinite") as one:
+        one.step(math.nan)
+    assert len(caplog.messages) == len(one.groups)
+    with pytest.raises(UsageError) as refused:
+        PrecisionScheduler(model, "bf16", groups=["*red*", "*red*.inp", "nothing\x1b[2J"])
+    assert not any("\x1b" in text for text in (*caplog.messages, str(refused.value)))
 
 
 def test_a_model_with_a_plan_is_refused_and_keeps_it():

@@ -172,10 +172,26 @@ def test_a_schedule_is_in_its_steps():
     [
         (lambda: LossCurvature(num_deviations=0), "LossCurvature: num_deviations is 0; it must be above 0"),
         (lambda: LossSpike(min_history=60, min_rise=-1), "min_history is 60; .* 1 to window .50.; min_rise is -1"),
-        (lambda: AbsoluteLossCurvature(threshold=0, min_history=2), "threshold is 0.*; min_history is 2"),
+        (
+            lambda: AbsoluteLossCurvature(threshold=0, min_history=2),
+            "min_history is 2; it must be at least 3; threshold is 0",
+        ),
         (lambda: NonFinite(in_a_row=0), "NonFinite: in_a_row is 0; it must be at least 1"),
         (lambda: OverflowShare(above=1.0, headroom=0.5), "above is 1.0.*; headroom is 0.5"),
         (lambda: OverflowShare(format="fp61"), '"fp61" is not a format'),
+        (lambda: LossSpike(window="x", in_a_row=1.5), "window is 'x'; it must be a whole number.*; in_a_row is 1.5"),
+        (lambda: GradNormSpike(min_octaves=None), "min_octaves is None; it must be a number, at least 0"),
+        (lambda: AbsoluteLossCurvature(threshold=INF), "threshold is inf; it must be above 0"),
+        (
+            lambda: OverflowShare(above="x", format=3),
+            "above is 'x'; it must be a number.*; format: \"3\" is not a format",
+        ),
+        (
+            lambda: Schedule(steps=(0, 5), groups="inp"),
+            "steps has 0; give pairs .*; groups is 'inp'; give names of groups",
+        ),
+        (lambda: Schedule(steps=[(0, "x")]), "a later end, or None as the end, in whole numbers"),
+        (lambda: Schedule(steps=None), "steps is None; give pairs"),
         (lambda: Schedule(steps=[]), "steps is empty; give pairs such as"),
         (lambda: Schedule(steps=[(5, 5), (-1, 2)]), r"steps has \(5, 5\).*; steps has \(-1, 2\)"),
         (lambda: get_trigger("loss-spke"), '"loss-spke" is not a trigger; did you mean "loss-spike"'),
