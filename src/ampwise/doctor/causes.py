@@ -23,7 +23,7 @@ class Cause(StrEnum):
     OVERFLOW = "overflow"
     """The result is larger than a narrow format holds."""
     HIDDEN = "hidden"
-    """The same, and a later operator made a finite number of the infinity."""
+    """The result is larger than its format holds, and a later operator made a finite number of the infinity."""
     INVALID = "invalid"
     """A logarithm of zero, a division by zero, the root of a negative number."""
     MASK = "mask"
@@ -63,9 +63,9 @@ def _of_operands(origin: Origin) -> Cause | None:
 def _of_range(origin: Origin) -> Cause:
     if origin.kind is NonFiniteKind.NAN:
         return Cause.UNCLEAR
-    if format_of(origin) not in NARROW:
-        return Cause.WIDE
-    return Cause.OVERFLOW if origin.vanished is None else Cause.HIDDEN
+    if origin.vanished is not None:
+        return Cause.HIDDEN
+    return Cause.OVERFLOW if format_of(origin) in NARROW else Cause.WIDE
 
 
 def is_invalid(origin: Origin) -> bool:

@@ -99,8 +99,13 @@ def tensor_words(tensor: CrashTensor) -> str:
 
 
 def place_words(case: Case) -> str:
-    """The call, its module and its line, for a sentence: ``matmul in head (train.py:8)``."""
+    """The call, its module and its line, for a sentence: ``matmul() in head (train.py:8)``.
+
+    The line alone where no more is known.
+    """
     site = site_of(case)
+    if not site.op and site.module is None and site.where:
+        return inert_line(site.where)
     op = f"{inert_line(site.op)}()" if site.op else "a call"
     module = f" in {inert_line(site.module)}" if site.module else " in the model" if site.module == "" else ""
     return f"{op}{module}" + (f" ({inert_line(site.where)})" if site.where else "")

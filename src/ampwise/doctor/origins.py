@@ -5,7 +5,7 @@ from typing import Final
 
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
-from ampwise.doctor.reruns import fails_in_fp32, fp32_origin, is_half_by_itself, what_removed_it
+from ampwise.doctor.reruns import fails_in_fp32, fp32_origin, is_half_by_itself, is_in_fp32, what_removed_it
 from ampwise.formats.spec import FloatFormat
 from ampwise.formats.table import find_format
 from ampwise.plan.plan import Rule
@@ -28,6 +28,12 @@ def origins(case: Case) -> tuple[Origin, ...]:
     later = [one for run in case.recording.runs if run.role is Role.RESCUED for one in _seen_in(run)]
     modules = {one.site.module for one in first}
     return (*first, *{one.site: one for one in later if one.site.module not in modules}.values())
+
+
+def seen_beside(case: Case, origin: Origin) -> tuple[Origin, ...]:
+    """All that was seen in the run in which the origin was, itself among it."""
+    everything = map(_seen_in, case.recording.runs)
+    return next((seen for seen in everything if any(one is origin for one in seen)), ())
 
 
 def _seen_in(run: RunRecord | None) -> tuple[Origin, ...]:
@@ -86,6 +92,8 @@ def with_precision(case: Case, site: Site, remedy: str) -> str:
     """The remedy, with what else the script's own precision or fp32's own fault ask for."""
     if fails_in_fp32(case):
         first = fp32_origin(case)
+        if is_in_fp32(case):
+            return f"The run is in fp32 already, so precision cannot fix it. {remedy}"
         where = f" at {place_words(first.site)}" if first is not None else ""
         return f"The same run in fp32 fails too{where}, so precision cannot fix it. {remedy}"
     if is_half_by_itself(case):

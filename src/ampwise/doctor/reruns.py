@@ -26,8 +26,15 @@ def fp32_run(case: Case) -> RunRecord | None:
 
 def fp32_origin(case: Case) -> Origin | None:
     """The first operator that made infinities or NaN in the fp32 run."""
-    run = fp32_run(case)
-    return run.nonfinite.first if run is not None and run.nonfinite is not None else None
+    for run in (case.rerun(Role.TRACED) if is_in_fp32(case) else None, fp32_run(case)):
+        if run is not None and run.nonfinite is not None and run.nonfinite.first is not None:
+            return run.nonfinite.first
+    return None
+
+
+def is_in_fp32(case: Case) -> bool:
+    """Whether the run that is judged computed in fp32 throughout."""
+    return fp32_run(case) is case.run
 
 
 def fails_in_fp32(case: Case) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
+from ampwise.doctor.harmless import loses_nothing
 from ampwise.doctor.origins import findings, limits_of, origins, place_words
 from ampwise.doctor.rule import Rule
 from ampwise.doctor.weights import holds_large_weight
@@ -50,7 +51,7 @@ def check(case: Case) -> Iterator[Finding]:
 def reassure(case: Case) -> Iterator[str]:
     """Say how many steps went without one."""
     seen = case.run.nonfinite
-    if seen is not None and seen.num_steps and not (seen.origins or seen.loss_steps):
+    if seen is not None and seen.num_steps and loses_nothing(case):
         yield f"no loss, gradient or weight was infinite or NaN in {seen.num_steps} step{'s' * (seen.num_steps != 1)}"
 
 

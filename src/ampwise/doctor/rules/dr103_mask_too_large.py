@@ -1,9 +1,11 @@
 """DR103: a mask's constant leaves the format's range, or leaves nothing of a row."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
+from ampwise.doctor.harmless import loses_nothing, reaches_nothing
 from ampwise.doctor.origins import findings, limits_of, origins, place_words
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Example, Finding, RuleInfo, Severity
@@ -51,11 +53,16 @@ for _ in range(20):
 
 
 def check(case: Case) -> Iterator[Finding]:
-    """Sums that a mask's constant brought to -inf, and softmaxes of rows that a mask left nothing of."""
+    """Sums that a mask's constant brought to -inf, and softmaxes of rows that a mask left nothing of.
+
+    Scores of -inf are a remark where each row kept a key: they are masked all the same.
+    """
     found = [(one, cause_of(one)) for one in origins(case)]
     masks = [(one, _message(one), INFO.remedy) for one, cause in found if cause is Cause.MASK]
-    yield from findings(case, INFO, masks)
-    rows = [(one, _row_message(one), _ROWS) for one, cause in found if cause is Cause.EMPTY_ROW]
+    for finding in findings(case, INFO, masks):
+        yield replace(finding, severity=Severity.INFO) if loses_nothing(case) else finding
+    empty = [one for one, cause in found if cause is Cause.EMPTY_ROW and not reaches_nothing(case, one)]
+    rows = [(one, _row_message(one), _ROWS) for one in empty]
     yield from findings(case, INFO, rows, helps_in_fp32=False)
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
-from ampwise.doctor.origins import findings, format_of, origins, place_words
+from ampwise.doctor.origins import findings, format_of, origins, place_words, seen_beside
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Example, Finding, RuleInfo, Severity
 from ampwise.records.nonfinite import FoundBy, NonFiniteKind, Origin
@@ -60,28 +60,42 @@ def check(case: Case) -> Iterator[Finding]:
     """Operators of the backward pass that made infinities or NaN, but what a loss scale brought about."""
     seen = origins(case)
     found = [one for one in seen if cause_of(one) is Cause.BACKWARD and not _is_explained(case, one, seen)]
-    if case.run.final_scale is not None:
+    if case.run.final_scale is not None or (case.run.usage is not None and case.run.usage.has_scaler):
         found = [one for one in found if case.run.has_lost_numbers and not _is_of_scale(one)]
     yield from findings(case, INFO, [(one, _message(one), _remedy(one)) for one in found])
 
 
 def _is_explained(case: Case, origin: Origin, seen: tuple[Origin, ...]) -> bool:
-    """Whether a forward operator's own fault says it all, or a step before had already spoilt the weights."""
+    """Whether a forward operator's own fault says it all, or a step before had already spoilt the weights.
+
+    Numbers too large for the forward pass leave the range in the backward pass as well; an infinite slope is a fault
+    of its own.
+    """
+    loss = next((step.loss for step in case.steps if step.index == origin.step), None)
+    is_lost = loss is not None and not math.isfinite(loss)
     if origin.found_by is FoundBy.GUARD:
-        loss = next((step.loss for step in case.steps if step.index == origin.step), None)
-        return seen[0] is not origin or (loss is not None and not math.isfinite(loss))
+        return seen[0] is not origin or is_lost
+    forward = [one for one in seen_beside(case, origin) if _is_forward(one) and one.step == origin.step]
+    if forward and is_lost and origin.forward_op not in _POLES:
+        return True
     return any(
-        one.site.phase not in {Phase.BACKWARD, Phase.OPTIMIZER}
-        and one.step == origin.step
-        and one.site.module == origin.site.module
+        one.site.module == origin.site.module
         and (one.site.op == origin.forward_op or one.site.line == origin.site.line)
-        for one in seen
+        for one in forward
     )
+
+
+def _is_forward(origin: Origin) -> bool:
+    return origin.site.phase not in {Phase.BACKWARD, Phase.OPTIMIZER}
 
 
 def _is_of_scale(origin: Origin) -> bool:
     """A scaled gradient that leaves fp16 is what a loss scale's skipped steps are for."""
     return origin.kind is NonFiniteKind.INF or format_of(origin) == "fp16"
+
+
+def _is_product(origin: Origin) -> bool:
+    return (origin.site.op or "").removeprefix("aten.").rstrip("_") in {"mul", "mm", "bmm", "addmm", "baddbmm", "sum"}
 
 
 def _message(origin: Origin) -> str:
@@ -99,6 +113,8 @@ def _remedy(origin: Origin) -> str:
         return f"{pole[0].upper()}{pole[1:]}; `torch.where` does not keep a gradient away, clamp inside of it."
     if origin.kind is NonFiniteKind.INF and format_of(origin) == "fp16":
         return "The gradient leaves fp16: compute the module in fp32, or in bf16, which has fp32's range."
+    if origin.kind is NonFiniteKind.INF and _is_product(origin):
+        return f"The gradient leaves {format_of(origin)}'s range: make the loss smaller, or what it is computed of."
     return INFO.remedy
 
 

@@ -5,16 +5,21 @@ from dataclasses import replace
 from typing import Final
 
 from ampwise.doctor.case import Case
-from ampwise.doctor.causes import Cause, cause_of
+from ampwise.doctor.causes import NARROW, Cause, cause_of
 from ampwise.doctor.fp32_errors import error_of
-from ampwise.doctor.origins import findings, limits_of, origins, place_words
+from ampwise.doctor.origins import findings, format_of, limits_of, origins, place_words
 from ampwise.doctor.rule import Rule
-from ampwise.records.finding import Example, Finding, RuleInfo, Severity
+from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
 from ampwise.records.nonfinite import Origin
 
 _HARMLESS: Final = frozenset({"aten.exp", "aten.expm1", "aten.exp2"})
 """1 / (1 + exp(x)) is 0 for large x, as it should be."""
+_TAKEN_OUT: Final = frozenset({"aten.where", "aten.nan_to_num", "aten.clamp", "aten.clamp_max", "aten.minimum"})
 _BAD_ERROR: Final = 0.1
+_WIDE: Final = (
+    "No precision holds it: bound the operand, or work with logarithms. Leave it where a zero or a saturated number is "
+    "what you mean."
+)
 
 INFO = RuleInfo(
     id="DR106",
@@ -54,6 +59,14 @@ for _ in range(20):
 def check(case: Case) -> Iterator[Finding]:
     """Overflows of the forward pass that the loss does not show, one a site."""
     found = [one for one in origins(case) if cause_of(one) is Cause.HIDDEN]
+    yield from _narrow(case, [one for one in found if format_of(one) in NARROW])
+    wide = [one for one in found if format_of(one) not in NARROW and not _is_meant(one)]
+    for finding in findings(case, INFO, [(one, _message(one), _WIDE) for one in wide], helps_in_fp32=False):
+        yield replace(finding, severity=Severity.WARNING, confidence=Confidence.LIKELY)
+
+
+def _narrow(case: Case, found: list[Origin]) -> Iterator[Finding]:
+    """What fp32 holds: the error against it tells whether it matters."""
     for finding in findings(case, INFO, [(one, _message(one), INFO.remedy) for one in found]):
         module = finding.site.module if finding.site is not None else None
         error = error_of(case, module or "")
@@ -65,6 +78,12 @@ def check(case: Case) -> Iterator[Finding]:
             severity=Severity.INFO if is_harmless else INFO.severity,
             evidence=f"{finding.evidence}{shown}",
         )
+
+
+def _is_meant(origin: Origin) -> bool:
+    """Whether the script itself expects the infinity."""
+    vanished = origin.vanished.op if origin.vanished is not None else None
+    return origin.site.op in _HARMLESS or vanished in _TAKEN_OUT
 
 
 def _message(origin: Origin) -> str:

@@ -6,7 +6,7 @@ from typing import Final
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
 from ampwise.doctor.origins import format_of, origins, place_words, seen_in
-from ampwise.doctor.reruns import fails_in_fp32, fp32_origin, fp32_run
+from ampwise.doctor.reruns import fails_in_fp32, fp32_origin, fp32_run, is_in_fp32
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
 from ampwise.records.nonfinite import Origin
@@ -16,7 +16,7 @@ _HERE: Final = frozenset({Cause.WIDE, Cause.UNCLEAR})
 _REMEDIES: Final = {
     "aten.exp": "Subtract the row's maximum before exp: use softmax, logsumexp or log_softmax.",
     "aten.cosh": "Bound the argument before it.",
-    "aten.pow": "Bound the base, or work with logarithms.",
+    "aten.pow": "Bound what is squared or raised to a power, or work with logarithms.",
     "aten.prod": "Sum logarithms instead.",
 }
 _GENERAL: Final = "Lower the learning rate, clip the gradients' norm, and look at that operator's inputs."
@@ -70,6 +70,7 @@ def _finding(case: Case, origin: Origin) -> Finding:
     bad = own.first_bad_loss if own is not None else None
     shown = [seen_in(origin), *([f"the loss in fp32 is not finite from step {bad} on"] if bad is not None else [])]
     told = "fp32's run shows the same" if own is not None else f"{wide} reaches as far as fp32"
+    told = "no format that it could be computed in reaches further" if is_in_fp32(case) else told
     return Finding(
         rule=INFO.id,
         severity=INFO.severity,

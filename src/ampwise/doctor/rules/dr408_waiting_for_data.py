@@ -11,6 +11,8 @@ from ampwise.records.process import ProcessRecord, StepParts
 _SHARE: Final = 0.2
 _LARGE: Final = 0.5
 _IDLE: Final = 0.4
+_LEAST_OTHER_MS: Final = 5.0
+"""Less a step is what Python and the watching itself take around a small model, or another process of the machine."""
 
 INFO = RuleInfo(
     id="DR408",
@@ -77,7 +79,7 @@ def check(case: Case) -> Iterator[Finding]:
     parts = process.parts
     if process.data_share >= _SHARE:
         yield _waits(process, parts)
-    elif parts.other_ms / parts.total_ms >= _LARGE and _is_idle(case):
+    elif parts.other_ms >= max(_LARGE * parts.total_ms, _LEAST_OTHER_MS) and _is_idle(case):
         yield _is_elsewhere(parts)
 
 

@@ -5,7 +5,7 @@ from ampwise.plan.file import parse_plan
 from ampwise.records.nonfinite import NonFiniteKind
 from ampwise.records.run import Role
 from ampwise.records.site import Phase
-from cases import LOST, case, fp32, of, operand, origin, run, seen
+from cases import GOOD, LOST, case, fp32, of, operand, origin, run, seen
 
 LOG1P = origin("aten.log1p", operand(-1.0, -0.5, dtype="bf16"), output=operand(dtype="bf16", num_infinite=4))
 
@@ -74,3 +74,37 @@ def test_without_a_trace_it_is_silent():
 def test_a_trace_that_saw_nothing_leaves_the_word_to_the_watched_run():
     traced = run(role=Role.TRACED, nonfinite=seen())
     assert len(list(RULE.check(case(LOG1P, reruns=[traced])))) == 1
+
+
+LONELY = origin(
+    "aten.pow", operand(0.0, 9.0, dtype="fp32"), output=operand(dtype="fp32", num_infinite=1), scalars=(-0.5,)
+)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_infinity_that_nothing_shows_is_meant(precision):
+    one = case(LONELY, watched=run(precision, losses=GOOD))
+    assert list(RULE.check(one)) == []
+    (reason,) = RULE.reassure(one)
+    assert (
+        reason == "no loss, gradient or weight shows the infinities that aten.pow (train.py:7) gives, in fp32 as well"
+    )
+
+
+@pytest.mark.parametrize("lost", ["loss_steps", "weight_steps", "gradient_steps"])
+def test_one_that_shows_is_none_of_those(lost):
+    one = case(LONELY, watched=run("fp32", losses=GOOD), **{lost: (3,)})
+    assert len(list(RULE.check(one))) == 1
+    assert list(RULE.reassure(one)) == []
+
+
+def test_the_gradient_of_a_skipped_step_shows_nothing():
+    watched = run("fp16", losses=GOOD, scale=65536.0, skipped=(0,))
+    assert list(RULE.check(case(LONELY, watched=watched, gradient_steps=(0,)))) == []
+
+
+def test_in_half_precision_it_is_meant_where_fp32_makes_it_too():
+    watched = run("bf16", losses=GOOD)
+    assert len(list(RULE.check(case(LOG1P, watched=watched)))) == 1
+    assert len(list(RULE.check(case(LOG1P, watched=watched, reruns=[fp32()])))) == 1
+    assert list(RULE.check(case(LOG1P, watched=watched, reruns=[fp32(origins=[LOG1P])]))) == []

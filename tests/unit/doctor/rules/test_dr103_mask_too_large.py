@@ -2,13 +2,16 @@ import pytest
 
 from ampwise.doctor.rules import dr101_overflow_in_module as overflow
 from ampwise.doctor.rules.dr103_mask_too_large import RULE
+from ampwise.records.finding import Severity
 from ampwise.records.nonfinite import NonFiniteKind
-from cases import case, of, operand, origin, run
+from cases import GOOD, case, fp32, of, operand, origin, run
 
 SCORES = operand(-1221.0, -1153.0, shape=(3, 3))
 MASK = operand(-65504.0, 0.0, shape=(3, 3))
 LOWEST = operand(-1219.0, -1188.0, shape=(3, 3), num_infinite=7, num_negative_infinite=7)
 ADDED = origin("aten.add", SCORES, MASK, output=LOWEST, module="attn")
+ROW = operand(-2.0, 1.0, dtype="fp32", num_infinite=4, num_negative_infinite=4)
+EMPTY = origin("aten._softmax", ROW, output=operand(dtype="fp32", num_nan=4), kind=NonFiniteKind.NAN)
 
 
 def test_the_mask_its_place_and_the_scores_are_told():
@@ -31,9 +34,7 @@ def test_a_constant_beyond_the_format_is_a_mask_too():
 
 
 def test_a_row_that_is_masked_whole_is_no_matter_of_precision():
-    row = operand(-2.0, 1.0, dtype="fp32", num_infinite=4, num_negative_infinite=4)
-    softmax = origin("aten._softmax", row, output=operand(dtype="fp32", num_nan=4), kind=NonFiniteKind.NAN)
-    (finding,) = RULE.check(case(softmax))
+    (finding,) = RULE.check(case(EMPTY))
     assert finding.message == (
         "A mask leaves nothing of a row that aten._softmax in net.fc is taken over: its result is NaN."
     )
@@ -56,3 +57,12 @@ def test_other_sums_are_overflows(one):
 
 def test_without_a_trace_it_is_silent():
     assert list(RULE.check(of(run()))) == []
+
+
+def test_scores_of_minus_infinity_are_a_remark_where_each_row_kept_a_key():
+    (finding,) = RULE.check(case(ADDED, watched=run(losses=GOOD)))
+    assert finding.severity is Severity.INFO
+
+
+def test_an_empty_row_that_nothing_shows_is_none():
+    assert list(RULE.check(case(EMPTY, watched=run("fp32", losses=GOOD), reruns=[fp32(origins=[EMPTY])]))) == []

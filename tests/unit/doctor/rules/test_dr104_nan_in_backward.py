@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import pytest
 
 from ampwise.doctor.rules.dr104_nan_in_backward import RULE
 from ampwise.records.nonfinite import FoundBy, NonFiniteKind
+from ampwise.records.run import Role
 from ampwise.records.site import Phase
-from cases import GOOD, case, of, operand, origin, run
+from ampwise.records.usage import UsageRecord
+from cases import GOOD, LOST, case, of, operand, origin, run, seen
 
 ZERO = operand(0.0, 0.0, dtype="fp32")
 ROOT = origin(
@@ -65,3 +69,40 @@ def test_what_only_the_guard_saw_is_likely_and_told_once():
 
 def test_without_a_trace_it_is_silent():
     assert list(RULE.check(of(run()))) == []
+
+
+def wide(op, *, forward_op, **fields):
+    given = {"output": operand(dtype="fp32", num_infinite=8), "phase": Phase.BACKWARD, **fields}
+    return origin(op, operand(-2e34, 2e33, dtype="fp32"), forward_op=forward_op, **given)
+
+
+def test_what_was_too_large_for_the_forward_pass_is_too_large_for_the_backward_pass():
+    forward = origin("aten.pow", operand(3e19, 4e23, dtype="fp32"), module=None, phase=Phase.OTHER)
+    product = wide("aten.mul", forward_op="aten.mul")
+    watched = run("fp32", losses=LOST)
+    assert list(RULE.check(case(forward, product, watched=watched))) == []
+    assert len(list(RULE.check(case(forward, ROOT, watched=watched)))) == 1, "a slope's fault is its own"
+    assert len(list(RULE.check(case(forward, replace(product, step=2), watched=watched)))) == 1, "it came before"
+
+
+def test_a_gradient_that_fails_once_the_forward_is_put_right_is_told():
+    forward = origin("aten.mm", operand(-9e3, 9e3))
+    rescued = run(role=Role.RESCUED, nonfinite=seen(wide("aten.mul", forward_op="aten.mul", module="net.b")))
+    (finding,) = RULE.check(case(forward, reruns=[rescued]))
+    assert finding.site is not None
+    assert finding.site.module == "net.b"
+
+
+def test_a_product_beyond_fp32_has_no_slope_to_be_kept_from():
+    (finding,) = RULE.check(case(wide("aten.mul", forward_op="aten.mul"), watched=run("fp32", losses=LOST)))
+    assert finding.remedy == (
+        "The run is in fp32 already, so precision cannot fix it. The gradient leaves fp32's range: make the loss "
+        "smaller, or what it is computed of."
+    )
+    assert finding.plan_rule is None
+
+
+def test_a_scale_that_no_scaler_took_away_again_is_a_scale_too():
+    mm = origin("aten.mm", operand(-9e3, 9e3), phase=Phase.BACKWARD, forward_op="aten.mm")
+    watched = run(losses=LOST, usage=UsageRecord(num_steps=20, num_scaled=20))
+    assert list(RULE.check(case(mm, watched=watched))) == []

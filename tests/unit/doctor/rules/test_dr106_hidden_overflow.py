@@ -38,3 +38,30 @@ def test_what_shows_in_the_loss_is_left_to_others():
 
 def test_without_a_trace_it_is_silent():
     assert list(RULE.check(of(run()))) == []
+
+
+def wide(op="aten.pow", vanished="aten.rsqrt"):
+    return origin(
+        op,
+        operand(1.7e17, 7.4e23, dtype="fp32"),
+        output=operand(dtype="fp32", num_infinite=249),
+        module=None,
+        phase=Phase.OTHER,
+        vanished=Site(phase=Phase.OTHER, op=vanished),
+    )
+
+
+def test_one_in_fp32_is_named_and_no_precision_offered():
+    (finding,) = RULE.check(case(wide(), watched=run("fp32", losses=GOOD)))
+    assert finding.message == (
+        "The result of aten.pow overflows fp32, and aten.rsqrt makes finite numbers of the infinities: the loss stays "
+        "finite, the result is wrong."
+    )
+    assert finding.severity is Severity.WARNING
+    assert finding.remedy.startswith("No precision holds it: bound the operand")
+    assert finding.plan_rule is None
+
+
+@pytest.mark.parametrize("one", [wide("aten.exp"), wide(vanished="aten.where"), wide(vanished="aten.nan_to_num")])
+def test_one_in_fp32_that_the_script_expects_is_none(one):
+    assert list(RULE.check(case(one, watched=run("fp32", losses=GOOD)))) == []

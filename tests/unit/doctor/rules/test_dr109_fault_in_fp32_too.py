@@ -2,7 +2,10 @@ import pytest
 
 from ampwise.doctor.rules.dr109_fault_in_fp32_too import RULE
 from ampwise.records.finding import Confidence
-from cases import GOOD, LOST, bad_input, case, fp32, of, operand, origin, run
+from ampwise.records.nonfinite import NonFiniteKind
+from ampwise.records.run import Role
+from ampwise.records.site import Phase
+from cases import GOOD, LOST, bad_input, case, fp32, of, operand, origin, run, seen
 
 EXP = origin(
     "aten.exp",
@@ -60,3 +63,24 @@ def test_a_loss_that_is_lost_unseen_is_told_from_both_runs():
 )
 def test_what_fp32_is_free_of_or_others_tell_is_none(one):
     assert list(RULE.check(one)) == []
+
+
+def test_an_overflow_of_the_scripts_own_in_fp32_is_told_from_the_trace():
+    power = origin(
+        "aten.pow",
+        operand(3.5e19, 4.6e23, dtype="fp32"),
+        output=operand(dtype="fp32", num_infinite=64),
+        module=None,
+        phase=Phase.OTHER,
+    )
+    guard = origin("aten.mm", module="net.fc", phase=Phase.BACKWARD, kind=NonFiniteKind.NAN)
+    watched = run("fp32", losses=LOST)
+    traced = run("fp32", losses=LOST, role=Role.TRACED, nonfinite=seen(power))
+    (finding,) = RULE.check(case(guard, watched=watched, reruns=[traced]))
+    assert finding.message == (
+        "The result of aten.pow is not finite in fp32, and no format that it could be computed in reaches further: "
+        "precision cannot fix it."
+    )
+    assert finding.site is not None
+    assert (finding.site.op, finding.site.where) == ("aten.pow", "train.py:7")
+    assert finding.remedy.startswith("Bound what is squared")

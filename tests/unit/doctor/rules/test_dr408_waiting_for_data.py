@@ -3,6 +3,7 @@ import pytest
 import speeds
 from ampwise.doctor.rules.dr408_waiting_for_data import RULE
 from ampwise.records.finding import Severity
+from ampwise.records.process import StepParts
 
 
 def case(kernels=None, **fields):
@@ -26,6 +27,17 @@ def test_time_in_which_nothing_is_computed_is_told_where_there_is_no_loader():
     (finding,) = RULE.check(case(speeds.on_cpu(operator_ms=20.0), other_ms=285.0))
     assert finding.message.startswith("77% of the step is spent outside of model, backward and optimizer")
     assert finding.severity is Severity.INFO
+
+
+def test_the_few_milliseconds_around_a_tiny_model_are_no_finding():
+    idle = speeds.on_cpu(operator_ms=20.0)
+
+    def small(other_ms):
+        parts = StepParts(data_ms=0.0, forward_ms=0.3, backward_ms=1.7, optimizer_ms=0.6, other_ms=other_ms)
+        return case(idle, parts=parts)
+
+    assert list(RULE.check(small(4.9))) == []
+    assert len(list(RULE.check(small(5.1)))) == 1
 
 
 @pytest.mark.parametrize("kernels", [None, speeds.on_cpu()], ids=["no profile", "computing"])
