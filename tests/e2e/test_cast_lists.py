@@ -1,7 +1,5 @@
 """Each obstacle that a CPU's own cast lists put up is a plain script; CUDA's lists and the remedies remove it."""
 
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from ampwise.observe.events import EventBus
 from ampwise.runner.inject import inject
 from ampwise.runner.spec import Lists
 from ampwise.runtime.hardware.device import Choice
+from warm import python
 
 SCRIPTS = Path(__file__).parent / "scripts"
 OBSTACLES = {
@@ -44,7 +43,6 @@ def test_the_script_fails_with_the_devices_own(name):
 
 @pytest.mark.parametrize(("lists", "status"), [("cuda", 0), ("stock", 1)])
 def test_the_command_chooses_the_lists(lists, status):
-    command = [sys.executable, "-m", "ampwise", "run", "--precision", "bf16", "--lists", lists]
-    done = subprocess.run([*command, SCRIPTS / "bce_sigmoid.py"], capture_output=True, text=True, check=False)
+    done = python("-m", "ampwise", "run", "--precision", "bf16", "--lists", lists, SCRIPTS / "bce_sigmoid.py")
     assert done.returncode == status
     assert ("a logit of 8 costs" in done.stderr) == (lists == "stock")

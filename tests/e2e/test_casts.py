@@ -1,10 +1,10 @@
 """``ampwise casts``, through the real command."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from warm import fresh, python
 
 SCRIPT = """
 import sys
@@ -28,20 +28,14 @@ for index in range(20):
 def casts(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
 
-    def run(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "ampwise", "casts", *arguments],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            check=False,
-        )
+    def run(*arguments, by=python):
+        return by("-m", "ampwise", "casts", *arguments, cwd=tmp_path)
 
     return run
 
 
 def test_a_script_is_watched_and_its_files_left_alone(casts, tmp_path):
-    done = casts("--precision", "bf16", "train.py")
+    done = casts("--precision", "bf16", "train.py", by=fresh)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("bf16: ")
     assert "(2 steps watched)" in " ".join(done.stdout.split())

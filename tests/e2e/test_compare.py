@@ -13,6 +13,7 @@ import pytest
 
 from ampwise.records.files import load_recording
 from ampwise.records.run import RunEnd
+from warm import fresh, python
 
 SCRIPT = """
 import sys
@@ -36,12 +37,9 @@ for step in range(100):
 """
 
 
-def ampwise(*arguments, folder):
-    command = [sys.executable, "-m", "ampwise", *arguments]
+def ampwise(*arguments, folder, by=python):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder.parent)}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240
-    )
+    return by("-m", "ampwise", *arguments, cwd=folder, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +125,7 @@ class TestCompared:
 
 def test_a_script_that_does_not_train_is_status_3(tmp_path):
     (tmp_path / "train.py").write_text("import torch\n")
-    done = ampwise("compare", "train.py", folder=tmp_path)
+    done = ampwise("compare", "train.py", folder=tmp_path, by=fresh)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("ampwise: no training step found: looked for a backward pass")
 

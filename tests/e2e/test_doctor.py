@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ampwise.plan.file import load_plan
+from warm import fresh, python
 
 HEALTHY = """
 import sys
@@ -57,12 +56,11 @@ for _ in range(12):
 """
 
 
-def doctor(*arguments, cwd, temporary=None):
+def doctor(*arguments, cwd, temporary=None, by=python):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if temporary is not None:
         environment["TMPDIR"] = str(temporary)
-    command = [sys.executable, "-m", "ampwise", "doctor", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=1200, check=False)
+    return by("-m", "ampwise", "doctor", *arguments, cwd=cwd, env=environment)
 
 
 def written(folder, source, name="train.py"):
@@ -87,7 +85,7 @@ def test_a_planted_fault_is_named_with_its_rule(tmp_path):
 
 def test_a_healthy_training_is_said_to_be_so_and_why(tmp_path):
     options = ["--precision", "fp32", "--json", "--record", "r.json", "--write-plan", "plan.toml"]
-    done = doctor(*options, "train.py", "--lr", "1", cwd=written(tmp_path, HEALTHY))
+    done = doctor(*options, "train.py", "--lr", "1", cwd=written(tmp_path, HEALTHY), by=fresh)
     document = json.loads(done.stdout)  # what the script prints is not among it
     worst = [one for one in document["findings"] if one["severity"] == "error"]
     assert worst == []

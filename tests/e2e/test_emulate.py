@@ -2,10 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
+
+from warm import fresh, python
 
 SCRIPT = """
 import sys, torch
@@ -42,17 +42,8 @@ print(torch.equal(x @ x.t(), (x.float() @ x.float().t()).half()))
 """
 
 
-def ampwise(*arguments, folder):
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "ampwise", *arguments],
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+def ampwise(*arguments, folder, by=python):
+    return by("-m", "ampwise", *arguments, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +56,7 @@ def folder(tmp_path_factory):
 
 def test_fp16_overflows_where_fp32_does_not(folder):
     fp32 = ampwise("run", "--precision", "fp32", "train.py", "2000", folder=folder)
-    fp16 = ampwise("run", "--emulate", "fp16", "train.py", "2000", folder=folder)
+    fp16 = ampwise("run", "--emulate", "fp16", "train.py", "2000", folder=folder, by=fresh)
     assert (fp32.stdout, fp32.returncode) == ("finite\n", 0)
     assert (fp16.stdout, fp16.returncode) == ("overflow\n", 0)
     assert "ampwise: emulated fp16 on cpu: asked for; autocast in fp16 with loss scaling" in fp16.stderr

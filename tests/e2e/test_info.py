@@ -1,14 +1,14 @@
 import json
-import subprocess
-import sys
+
+from warm import fresh, python
 
 
-def ampwise(*arguments):
-    return subprocess.run([sys.executable, "-m", "ampwise", *arguments], capture_output=True, text=True, check=False)
+def ampwise(*arguments, by=python):
+    return by("-m", "ampwise", *arguments)
 
 
 def test_info_prints_one_json_document():
-    done = ampwise("info", "--json")
+    done = ampwise("info", "--json", by=fresh)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["recommended"] in {row["name"] for row in document["formats"]}

@@ -1,10 +1,10 @@
 """``ampwise run --plan`` and ``compare`` with a plan: a model that overflows in fp16, rescued by one rule."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from warm import fresh, python
 
 SCRIPT = """
 import torch
@@ -60,15 +60,14 @@ def folder(tmp_path):
     return tmp_path
 
 
-def ampwise(folder, *words):
-    command = [sys.executable, "-m", "ampwise", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+def ampwise(folder, *words, by=python):
+    return by("-m", "ampwise", *words, cwd=folder)
 
 
 def test_one_rule_rescues_an_overflow(folder):
     lost = json.loads(ampwise(folder, "run", "--emulate", "fp16", "--json", "train.py").stdout)
     assert lost["num_skipped"] == 4
-    done = ampwise(folder, "run", "--plan", "plan.toml", "--emulate", "fp16", "train.py")
+    done = ampwise(folder, "run", "--plan", "plan.toml", "--emulate", "fp16", "train.py", by=fresh)
     assert done.returncode == 0
     assert 1 < float(done.stdout) < 3
     assert "0 skipped" in done.stderr

@@ -3,11 +3,11 @@
 import json
 import os
 import re
-import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
+
+from warm import fresh, python
 
 TRAIN = """
 import sys, torch
@@ -31,11 +31,8 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-def ampwise(*arguments, cwd, module=("ampwise",), **options):
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", *module, *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, timeout=240, check=False, env=environ, **options)
-    return SimpleNamespace(status=done.returncode, out=done.stdout.decode(), err=done.stderr.decode())
+def ampwise(*arguments, cwd, module=("ampwise",), by=python):
+    return by("-m", *module, *arguments, cwd=cwd, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +44,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain(folder):
-    return subprocess.run(
-        [sys.executable, "train.py", "0"], cwd=folder, capture_output=True, check=True
-    ).stdout.decode()
+    return python("train.py", "0", cwd=folder).stdout
 
 
 @pytest.fixture(scope="module")
 def bf16(folder):
-    return ampwise("run", "--precision", "bf16", "train.py", "5", cwd=folder)
+    return ampwise("run", "--precision", "bf16", "train.py", "5", cwd=folder, by=fresh)
 
 
 @pytest.fixture(scope="module")
@@ -72,34 +67,34 @@ def losses(out):
 
 
 def test_the_script_trains_in_the_precision_and_keeps_its_status(bf16, plain):
-    assert bf16.status == 5
-    assert bf16.out.splitlines()[-1] == "torch.bfloat16"
-    assert losses(bf16.out) != losses(plain)
-    assert losses(bf16.out) == pytest.approx(losses(plain), rel=0.05)
+    assert bf16.returncode == 5
+    assert bf16.stdout.splitlines()[-1] == "torch.bfloat16"
+    assert losses(bf16.stdout) != losses(plain)
+    assert losses(bf16.stdout) == pytest.approx(losses(plain), rel=0.05)
 
 
 def test_a_failed_run_ends_with_one_line(bf16):
-    assert bf16.err == "ampwise: bf16, 8 steps; exit status 5\n"
+    assert bf16.stderr == "ampwise: bf16, 8 steps; exit status 5\n"
 
 
 def test_fp32_is_pythons_to_the_bit(fp32, plain):
-    assert fp32.out == plain
+    assert fp32.stdout == plain
 
 
 def test_the_summary_says_precision_reason_steps_time_and_allocator(fp32):
-    assert fp32.status == 0
-    first, second, third = fp32.err.splitlines()
+    assert fp32.returncode == 0
+    first, second, third = fp32.stderr.splitlines()
     assert first == "ampwise: fp32 on cpu: asked for"
     assert re.fullmatch(r"ampwise: 8 steps; median [0-9.]+ m?s a step", second)
     assert third == "ampwise: CPU allocator: tuned (large tensors are kept between steps)"
 
 
 def test_json_is_one_document_and_the_scripts_output_moves(as_json):
-    document = json.loads(as_json.out)
+    document = json.loads(as_json.stdout)
     assert (document["status"], document["precision"], document["num_steps"]) == (0, "fp16", 8)
     assert document["final_scale"] > 0
     assert document["allocator"] == "system"
-    assert len(losses(as_json.err)) == 8
+    assert len(losses(as_json.stderr)) == 8
 
 
 def test_run_lets_the_script_write_its_files(bf16, folder):
@@ -111,10 +106,10 @@ def test_a_crash_is_the_scripts_own_traceback_from_its_own_frame(folder):
         "import torch\nmodel = torch.nn.Linear(2, 2)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "for i in range(3):\n    model(torch.ones(1, 2 + i // 2)).sum().backward()\n    optimizer.step()\n"
     )
-    plain = subprocess.run([sys.executable, "crash.py"], cwd=folder, capture_output=True, check=False).stderr.decode()
-    crashed = ampwise("run", "--precision", "bf16", "crash.py", cwd=folder)
-    *traceback, summary = crashed.err.splitlines()
-    assert crashed.status == 1
+    plain = fresh("crash.py", cwd=folder).stderr
+    crashed = ampwise("run", "--precision", "bf16", "crash.py", cwd=folder, by=fresh)
+    *traceback, summary = crashed.stderr.splitlines()
+    assert crashed.returncode == 1
     assert traceback[:3] == plain.splitlines()[:3]
     assert "ampwise" not in "".join(traceback)
     assert summary == f"ampwise: bf16, 2 steps; ended by RuntimeError at {folder}/crash.py:5"
@@ -127,9 +122,9 @@ def test_a_script_that_asks_for_cuda_is_told_what_to_write(folder):
         pytest.skip("this machine has CUDA")
     (folder / "on_cuda.py").write_text("import torch\n\nmodel = torch.nn.Linear(2, 2)\nmodel.cuda()\n")
     refused = ampwise("run", "--precision", "fp32", "on_cuda.py", cwd=folder)
-    assert (refused.status, refused.out) == (3, "")
-    assert re.fullmatch(r"ampwise: \S+/on_cuda.py:4 asks for CUDA, which this machine lacks .*\n", refused.err)
-    assert "torch.cuda.is_available()" in refused.err
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert re.fullmatch(r"ampwise: \S+/on_cuda.py:4 asks for CUDA, which this machine lacks .*\n", refused.stderr)
+    assert "torch.cuda.is_available()" in refused.stderr
 
 
 def test_what_the_machine_cannot_do_is_refused_before_training(folder):
@@ -139,17 +134,17 @@ def test_what_the_machine_cannot_do_is_refused_before_training(folder):
         pytest.skip("this machine has CUDA")
     (folder / "careful.py").write_text("try:\n    import torch\nexcept Exception:\n    pass\nprint('went on')\n")
     refused = ampwise("run", "--precision", "tf32", "careful.py", cwd=folder)
-    assert (refused.status, refused.out) == (3, "")
-    assert refused.err.startswith('ampwise: precision "tf32"')
-    assert refused.err.count("\n") == 1
+    assert (refused.returncode, refused.stdout) == (3, "")
+    assert refused.stderr.startswith('ampwise: precision "tf32"')
+    assert refused.stderr.count("\n") == 1
 
 
 def test_a_script_without_training_says_what_was_looked_for(folder):
     (folder / "look.py").write_text("import torch\nprint(torch.ones(2).sum())\n")
     done = ampwise("run", "--precision", "fp32", "look.py", cwd=folder)
-    assert (done.status, done.out) == (3, "tensor(2.)\n")
-    assert "no training step found: looked for a backward pass" in done.err
-    assert "did not import torch" not in done.err
+    assert (done.returncode, done.stdout) == (3, "tensor(2.)\n")
+    assert "no training step found: looked for a backward pass" in done.stderr
+    assert "did not import torch" not in done.stderr
 
 
 SPAWN = """
@@ -222,8 +217,8 @@ process.join()
 
 
 def check_summary(done, *, steps, times=1, ranks=1):
-    lines = [line for line in done.err.splitlines() if line.startswith("ampwise: ")]
-    assert done.status == 0, done.err
+    lines = [line for line in done.stderr.splitlines() if line.startswith("ampwise: ")]
+    assert done.returncode == 0, done.stderr
     assert lines.count("ampwise: bf16 on cpu: asked for") == times
     counted = f"{steps} steps" if ranks == 1 else f"{ranks} ranks, {steps} steps each"
     assert sum(line.startswith(f"ampwise: {counted}; median") for line in lines) == times
@@ -260,7 +255,7 @@ def test_accelerate_launch_is_reached(folder):
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
     done = ampwise("run", "--precision", "bf16", "--", *launcher, "train.py", "0", cwd=folder)
     check_summary(done, steps=8)
-    assert "torch.bfloat16" in done.out
+    assert "torch.bfloat16" in done.stdout
 
 
 @pytest.mark.slow
@@ -270,19 +265,19 @@ def test_a_rank_that_cannot_compute_in_the_precision_says_so(folder):
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     refused = ampwise("run", "--precision", "tf32", "--", sys.executable, "train.py", "0", cwd=folder)
-    assert refused.status == 3
-    assert refused.err.startswith('ampwise: precision "tf32"')
+    assert refused.returncode == 3
+    assert refused.stderr.startswith('ampwise: precision "tf32"')
 
 
 def test_show_code_prints_a_diff(folder):
     shown = ampwise("run", "--show-code", "--precision", "bf16", "train.py", cwd=folder)
-    assert shown.status == 0
-    assert 'torch.autocast("cpu", dtype=torch.bfloat16)' in shown.out
-    assert shown.out.startswith("--- train.py\n+++ train.py in bf16\n@@ ")
+    assert shown.returncode == 0
+    assert 'torch.autocast("cpu", dtype=torch.bfloat16)' in shown.stdout
+    assert shown.stdout.startswith("--- train.py\n+++ train.py in bf16\n@@ ")
 
 
 def test_show_code_of_a_syntax_error_is_cpythons_message(folder):
     (folder / "syntax.py").write_text("x = (\n")
     shown = ampwise("run", "--show-code", "--precision", "bf16", "syntax.py", cwd=folder)
-    assert (shown.status, shown.out) == (1, "")
-    assert shown.err.endswith("SyntaxError: '(' was never closed\n")
+    assert (shown.returncode, shown.stdout) == (1, "")
+    assert shown.stderr.endswith("SyntaxError: '(' was never closed\n")
