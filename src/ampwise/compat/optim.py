@@ -1,7 +1,7 @@
 """What ampwise uses of torch.optim's unwritten protocols."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
@@ -54,6 +54,19 @@ def portable_state(optimizer: Optimizer) -> dict[str, Any]:
         if isinstance(group["lr"], Tensor):
             group["lr"] = float(group["lr"])
     return state
+
+
+def plain_step_of(optimizer: Optimizer) -> Callable[[], Any] | None:
+    """The step of one of torch's own classes without hooks and what was put around it; call it under no_grad.
+
+    None for another's class, which may keep what only it knows, for one that evaluates the loss itself, and while a
+    scaler has the kernel unscale the gradients.
+    """
+    cls = type(optimizer)
+    is_torchs = cls.__module__.startswith("torch.optim.")
+    if not is_torchs or needs_closure(optimizer) or hasattr(optimizer, "grad_scale") or hasattr(optimizer, "found_inf"):
+        return None
+    return inspect.unwrap(cls.step).__get__(optimizer)
 
 
 def needs_closure(optimizer: Optimizer) -> bool:

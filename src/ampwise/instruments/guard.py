@@ -1,27 +1,31 @@
 """Says cheaply whether any number of many tensors is not finite, and of which tensor."""
 
-import math
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
 
+from ampwise.compat.fused_step import norms_of
 from ampwise.instruments.origins import is_finite
 
 T = TypeVar("T")
+_WIDE: Final = frozenset({torch.float32, torch.bfloat16})
+"""Of them a norm says whether they are finite: half precision's overflows at once."""
 
 
 def is_any_bad(tensors: Sequence[Tensor]) -> bool:
     """Whether a number of the tensors is not finite. Waits for the device, once where all is well.
 
-    Cost: one norm over all of them; a norm that overflows though every number is finite is looked into.
+    Cost: a norm of each; one that overflows though every number is finite is looked into.
     """
-    wide = [one.detach() for one in tensors if _has_norm(one)]
-    others = [one for one in tensors if not _has_norm(one)]
-    if wide and not math.isfinite(torch.nn.utils.get_total_norm(wide).item()) and not all(map(is_finite, wide)):
-        return True
-    return not all(map(is_finite, others))
+    alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
+    others: list[Tensor] = []
+    for one in tensors:
+        dtype = one.dtype
+        (alike[dtype, one.device] if dtype in _WIDE and one.layout is torch.strided else others).append(one)
+    return any(map(_is_one_bad, alike.values())) or not all(map(is_finite, others))
 
 
 def first_bad(pairs: Sequence[tuple[T, Tensor]]) -> T | None:
@@ -29,6 +33,7 @@ def first_bad(pairs: Sequence[tuple[T, Tensor]]) -> T | None:
     return next((owner for owner, tensor in pairs if not is_finite(tensor)), None)
 
 
-def _has_norm(tensor: Tensor) -> bool:
-    """Whether its norm says whether it is finite: half precision's overflows at once."""
-    return tensor.dtype in {torch.float32, torch.bfloat16} and tensor.layout is torch.strided and tensor.numel() > 0
+def _is_one_bad(alike: list[Tensor]) -> bool:
+    with torch.no_grad():
+        norms = norms_of(alike)
+    return not is_finite(norms) and not all(map(is_finite, alike))

@@ -10,15 +10,24 @@ import torch
 from torch import nn
 
 from ampwise.compat.memory import has_compiled_code
-from ampwise.compat.operators import Operator
 from ampwise.compat.stance import has_dynamo, run_uncompiled
 from ampwise.instruments.bad_inputs import BadInputs, bad_buffers
 from ampwise.instruments.guard import first_bad, is_any_bad
+from ampwise.instruments.models import Models
 from ampwise.instruments.origins import OriginFinder, is_finite
 from ampwise.instruments.replay import Replay
-from ampwise.interpose.internal import internal, is_internal
-from ampwise.observe.events import BackwardEnded, BackwardStarted, EventBus, ForwardStarted, StepOutcome, StepStarted
-from ampwise.observe.modules import Call, ModuleName, ModuleStack
+from ampwise.instruments.step_again import StepAgain
+from ampwise.interpose.internal import internal
+from ampwise.observe.events import (
+    BackwardEnded,
+    BackwardStarted,
+    EventBus,
+    ForwardEnded,
+    ForwardStarted,
+    StepOutcome,
+    StepStarted,
+)
+from ampwise.observe.modules import ModuleName, ModuleStack
 from ampwise.observe.operators import OperatorSampler
 from ampwise.records.nonfinite import FoundBy, NonFiniteKind, NonFiniteRecord, Origin
 from ampwise.records.site import Phase, Site
@@ -42,6 +51,8 @@ class NonFiniteWatch:
     run again, uncompiled, from the same random numbers with every operator watched; what that does not explain (a
     loss, an optimizer) is watched in the steps that follow. With ``trace`` every operator of every step is watched, and
     compiled code runs uncompiled; with ``steps`` those of these steps, which shows infinities that leave no trace.
+    Of watched steps a small step of torch's own optimizers is not: it is made again where it leaves something behind
+    that is not finite.
 
     The guard waits for the device once after each backward pass and once after each step; the trace at every operator.
     Gradients autograd sums in place otherwise are summed out of place under the trace.
@@ -61,15 +72,15 @@ class NonFiniteWatch:
         self._steps: set[int] = _AllSteps() if trace else set(steps)
         self._max_traced = _MAX_TRACED + len(self._steps)
         self.stack = stack or ModuleStack()
-        self._outermost = ModuleStack(self.stack.names, listeners=(self,))
-        self._sampler = OperatorSampler(bus, self, steps=self._steps, stack=self.stack)
         self._finder = OriginFinder(self.stack, phase=self._phase, owner=self._owner)
+        self._sampler = OperatorSampler(bus, self._finder, steps=self._steps, stack=self.stack, is_spotted=False)
         self._again = OriginFinder(self.stack, phase=lambda: Phase.FORWARD, owner=self._owner)
         self._replay = Replay()
+        self._step_again = StepAgain()
         self._inputs = BadInputs(self.stack.names)
         self._undo = ExitStack()
         self._uncompiled: ExitStack | None = None
-        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._models = Models()
         self._tainted: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._tainted_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._optimizer: Any = None
@@ -78,11 +89,13 @@ class NonFiniteWatch:
         self._replayed: list[int] = []
         self._step = 0
         self._is_alarmed = False
+        self._is_stepping_again = False
         self._cost_s = 0.0
 
     def __enter__(self) -> Self:
         for kind, listener in (
             (ForwardStarted, self._on_forward),
+            *(() if self._trace else ((ForwardEnded, self._on_forward_end),)),
             (BackwardStarted, self._on_backward),
             (BackwardEnded, self._on_backward_end),
             (StepStarted, self._on_step_start),
@@ -92,8 +105,6 @@ class NonFiniteWatch:
         self._undo.callback(self._compile_again)
         self._undo.callback(self._replay.clear)
         self._undo.enter_context(self._sampler)
-        if not self._trace:
-            self._undo.enter_context(self._outermost)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -129,22 +140,11 @@ class NonFiniteWatch:
             note=self._finder.fault or self._again.fault or self._sampler.note,
         )
 
-    def around(self, operator: Operator, proceed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator of a step that is watched in full."""
-        return self._finder.around(operator, proceed, args, kwargs)
-
-    def entered(self, call: Call, args: tuple[Any, ...]) -> None:
-        """A module is about to be called; only what it gives counts."""
-
-    def left(self, call: Call, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG002 # the listener's signature
-        """Remember where the gradients of an outermost module's output come back."""
-        if self._outermost.call is None and not call.is_recompute and not is_internal():
-            with self._costed():
-                self._replay.end(call.module, output)
-
     def _on_forward(self, event: ForwardStarted) -> None:
+        self._watch_closure()
         with self._costed():
-            self._roots.add(event.module)
+            self._models.see_model(event.module)
+            self.stack.names.name_of(event.module)  # while the frames that hold it are on the stack
             if self._sampler.is_watching:
                 self._run_uncompiled()
                 self._inputs.see_arguments(self._step, event.module, event.args, event.kwargs)
@@ -156,7 +156,14 @@ class NonFiniteWatch:
             elif torch.is_grad_enabled():
                 self._replay.begin(event.module, event.args, event.kwargs)
 
+    def _on_forward_end(self, event: ForwardEnded) -> None:
+        """Remember where the gradients of an outermost module's output come back."""
+        if torch.is_grad_enabled() and not self._sampler.is_watching:
+            with self._costed():
+                self._replay.end(event.module, event.output)
+
     def _on_backward(self, event: BackwardStarted) -> None:
+        self._watch_closure()
         with self._costed():
             if not all(map(is_finite, event.roots)):
                 self._note_bad("loss")
@@ -165,7 +172,7 @@ class NonFiniteWatch:
 
     def _on_backward_end(self, _: BackwardEnded) -> None:
         with self._costed():
-            if is_any_bad([one.grad for one in self._parameters() if one.grad is not None]):
+            if is_any_bad([one.grad for one in self._models.trained() if one.grad is not None]):
                 self._note_bad("gradient")
             self._is_alarmed = self._step in (self._bad_steps["loss"] + self._bad_steps["gradient"])[-2:]
         if self._is_alarmed and not self._sampler.is_watching:
@@ -173,6 +180,7 @@ class NonFiniteWatch:
 
     def _on_step_start(self, event: StepStarted) -> None:
         self._optimizer = event.optimizer
+        self._models.see_optimizer(event.optimizer)
         if (
             self._sampler.is_watching
             and event.optimizer is not None
@@ -181,14 +189,38 @@ class NonFiniteWatch:
             self._tainted_optimizers.add(event.optimizer)
             with internal():
                 self._finder.taint(_state_of(event.optimizer))
+        if self._sampler.is_here and event.is_all and not self._finder.is_anything_bad:
+            with self._costed():
+                self._sampler.pause()
+                if self._sampler.is_paused and not self._step_again.begin(event.optimizer):
+                    self._sampler.resume()
+
+    def _watch_closure(self) -> None:
+        """An optimizer that evaluates its loss is watched from there on, and so is what follows one that raised."""
+        self._sampler.resume()
+        self._step_again.clear()
+
+    def _end_pause(self) -> None:
+        """Watch on after an optimizer's step, which is made again if it left something behind that is not finite."""
+        with self._costed():
+            if self._step_again.is_kept and is_any_bad(self._step_again.held()):
+                self._is_stepping_again = True
+                try:
+                    self._step_again.run(self._finder)
+                except Exception as error:  # noqa: BLE001 # explaining must not end somebody's training
+                    self._finder.fault = f"step {self._step} was not made again: {type(error).__name__}: {error}"
+                self._is_stepping_again = False
+            self._step_again.clear()
+        self._sampler.resume()
 
     def _on_step(self, _: StepOutcome) -> None:
+        self._end_pause()
         with self._costed():
-            if is_any_bad(list(self._parameters())):
+            if is_any_bad(self._models.trained()):
                 self._note_bad("weight")
                 is_first = self._bad_steps["weight"] == [self._step] and not self._is_alarmed
                 if is_first and not self._finder.has_found_in_step:
-                    self._guard_alone(Phase.OPTIMIZER, [(one, one) for one in self._parameters()])
+                    self._guard_alone(Phase.OPTIMIZER, [(one, one) for one in self._models.trained()])
             self._finder.end_step()
             self._again.step = self._step + 1
             self._replay.clear()
@@ -202,7 +234,8 @@ class NonFiniteWatch:
         if len(self._replayed) < _MAX_REPLAYS:
             self._replayed.append(self._step)
             try:
-                self._replay.run(self._again)
+                with self.stack:
+                    self._replay.run(self._again)
             except Exception as error:  # noqa: BLE001 # explaining must not end somebody's training
                 self._again.fault = f"step {self._step} could not be run again: {type(error).__name__}: {error}"
             is_explained = self._again.has_found_in_step
@@ -210,7 +243,7 @@ class NonFiniteWatch:
             self._again.step = self._step
             if is_explained:
                 return
-        self._guard_alone(Phase.BACKWARD, [(one, one.grad) for one in self._parameters() if one.grad is not None])
+        self._guard_alone(Phase.BACKWARD, [(one, one.grad) for one in self._models.trained() if one.grad is not None])
         if len(self._steps) < self._max_traced:
             self._steps.add(self._step + 1)
 
@@ -237,27 +270,18 @@ class NonFiniteWatch:
         if not steps or steps[-1] != self._step:
             steps.append(self._step)
 
-    def _parameters(self) -> Generator[nn.Parameter]:
-        """The parameters of every model that was called, each once."""
-        seen: set[int] = set()
-        for root in self._roots:
-            for parameter in root.parameters():
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield parameter
-
     def _bad_buffers(self) -> tuple[str, ...]:
         with internal():
-            return tuple(one for root in self._roots for one in bad_buffers(self.stack.names, root))
+            return tuple(one for root in self._models for one in bad_buffers(self.stack.names, root))
 
     def _phase(self) -> Phase:
-        return self._sampler.spot("").phase
+        return Phase.OPTIMIZER if self._is_stepping_again else self._sampler.spot("").phase
 
     def _owner(self, tensor: torch.Tensor) -> tuple[ModuleName | None, str | None]:
         """The module whose parameter ``tensor`` is, or holds the optimizer's state of."""
         states = getattr(self._optimizer, "state", {})
         parameter = next((p for p, state in states.items() if any(one is tensor for one in state.values())), tensor)
-        for root in self._roots:
+        for root in self._models:
             for module in root.modules():
                 for name, one in module.named_parameters(recurse=False):
                     if one is parameter:

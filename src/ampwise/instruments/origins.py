@@ -95,6 +95,11 @@ class OriginFinder:
         """Whether an operator of the current step is an origin."""
         return bool(self._of_step)
 
+    @property
+    def is_anything_bad(self) -> bool:
+        """Whether tensors are about that are not finite."""
+        return bool(self._tainted)
+
     def around(
         self, operator: Operator, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:

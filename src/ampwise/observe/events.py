@@ -49,6 +49,8 @@ class StepStarted:
     """An outermost optimizer step is about to run."""
 
     optimizer: "Optimizer | None"
+    is_all: bool = False
+    """Whether nothing but its own ``step`` runs until the outcome: gradients stay as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

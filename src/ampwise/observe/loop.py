@@ -123,5 +123,5 @@ class LoopWatcher:
     def _begin_step(self, optimizer: Any) -> None:
         self._has_optimizer = True
         if self._bus.wants(StepStarted):
-            self._bus.publish(StepStarted(optimizer=optimizer))
+            self._bus.publish(StepStarted(optimizer=optimizer, is_all=True))
         self._scaler.begin_step()

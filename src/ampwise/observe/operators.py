@@ -105,7 +105,7 @@ class OperatorSampler:
     """Shows ``listener`` the operators of some steps, while entered in the thread that trains.
 
     Step ``k`` is all from the end of step ``k - 1`` to its own end; a loop with several optimizers is watched on until
-    each has stepped once, ten steps at most. The dispatch mode is entered for those steps only.
+    each has stepped once, ten steps at most. The dispatch mode and the stack are entered for those steps only.
     ampwise's own operators are not shown; neither is what compiled code runs.
 
     Args:
@@ -113,6 +113,7 @@ class OperatorSampler:
         listener: Stands around each operator.
         steps: Indices of the steps, in the order steps end; None: all.
         stack: Says which module is being called; by default one of its own.
+        is_spotted: Whether the listener asks for the ``spot`` of gradients' operators, which costs a little at each.
     """
 
     def __init__(
@@ -122,14 +123,18 @@ class OperatorSampler:
         *,
         steps: Collection[int] | None,
         stack: ModuleStack | None = None,
+        is_spotted: bool = True,
     ) -> None:
         self._bus = bus
+        self._is_spotted = is_spotted
         self._listener = listener
         self._steps = steps
         self.stack = stack or ModuleStack()
         self._phase = LoopPhase(bus)
         self._undo = ExitStack()
         self._mode: AroundOperators | None = None
+        self._calls = ExitStack()
+        self._is_paused = False
         self._owner = (0, 0)
         self._forward: dict[int, ModuleName | None] = {}
         self._seen: list[int] = []
@@ -144,7 +149,6 @@ class OperatorSampler:
 
     def __enter__(self) -> Self:
         self._undo.enter_context(self._phase)
-        self._undo.enter_context(self.stack)
         self._undo.callback(self._bus.subscribe(StepOutcome, self._on_step))
         self._start_if_wanted()
         return self
@@ -152,7 +156,28 @@ class OperatorSampler:
     def __exit__(self, *exc: object) -> None:
         self._undo.close()
         self._is_on = False
+        if self._is_paused:
+            self._mode, self._is_paused = None, False
         self._leave()
+        self._calls.close()
+
+    def pause(self) -> None:
+        """Show no operator until ``resume``; where a mode of the script's lies within ours, go on."""
+        mode = self._mode
+        if mode is not None and self.is_here and is_innermost(mode):
+            mode.__exit__(None, None, None)
+            self._is_paused = True
+
+    def resume(self) -> None:
+        """Go on showing operators after ``pause``."""
+        if self._is_paused and self._mode is not None:
+            self._mode.__enter__()
+        self._is_paused = False
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether operators of a step that is watched are left out."""
+        return self._is_paused
 
     @property
     def step(self) -> int:
@@ -225,6 +250,7 @@ class OperatorSampler:
         self._is_on = True
         if self._mode is None:
             self._owner = (os.getpid(), threading.get_ident())
+            self._calls.enter_context(self.stack)
             self._mode = AroundOperators(self._around)
             self._mode.__enter__()
 
@@ -239,12 +265,13 @@ class OperatorSampler:
         ):
             mode.__exit__(None, None, None)
             self._mode = None
+            self._calls.close()
 
     def _around(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_internal() or not self._is_on or self._owner[0] != os.getpid():
             return func(*args, **kwargs)
         self._num_operators += 1
         result = self._listener.around(operator_of(func), func, args, kwargs)
-        if running_sequence_number() is None:
+        if self._is_spotted and running_sequence_number() is None:
             self._forward.setdefault(last_sequence_number(), self.stack.name)
         return result
