@@ -2,7 +2,7 @@
 """Which of torch's functions and methods spell an operator, as a function mode is given them.
 
 Private names: ``torch._C._nn``, ``_special``, ``_linalg`` and ``_fft``, where torch keeps functions that it shows
-elsewhere; ``OpOverloadPacket``; ``torch._C.DisableTorchFunction``.
+elsewhere; ``OpOverloadPacket``; ``torch._C.DisableTorchFunction``; ``torch.overrides._get_current_function_mode``.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 _HOMES = (torch, torch.Tensor, functional, torch.special, torch.linalg, torch.fft)
 _PRIVATE_HOMES = ("_nn", "_special", "_linalg", "_fft")
@@ -38,6 +39,11 @@ def functions_of(operator: str, spellings: Iterable[str] = ()) -> frozenset[Any]
     if not namespace:
         found |= {getattr(home, word, None) for word in _words(name, spellings) for home in _homes()}
     return frozenset(one for one in found if callable(one) and not isinstance(one, type))
+
+
+def is_innermost_function_mode(mode: TorchFunctionMode) -> bool:
+    """Whether ``mode`` is the one this thread entered last, so that leaving it disturbs no other."""
+    return _get_current_function_mode() is mode
 
 
 def writes_in_place(function: Any) -> bool:

@@ -15,12 +15,14 @@ from ampwise.compat.tree import map_tensors
 from ampwise.instruments.again import set_random_state
 from ampwise.observe.dtypes import dtype_name, leaf_tensors, tensors_in
 from ampwise.observe.frames import Line, user_line
+from ampwise.observe.functions import AroundFunctions, operator_spelt
 from ampwise.observe.statistics import amax
 
 _MISSING: Final = object()
 _DECISIONS: Final = frozenset({"aten.topk", "aten.argmax", "aten.argmin", "aten.sort", "aten.max"})
 _NO_RESULT: Final = frozenset({"aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided"})
 """Their memory holds whatever was there."""
+_LOW: Final = frozenset({"fp16", "bf16"})
 _BEYOND_MASKS: Final = 1e30
 """Masks are written as infinity or as fp32's lowest number; no result that matters is as large."""
 
@@ -63,6 +65,8 @@ class SeenOp:
     given: float = 0.0
     """Of an operator that failed: the largest magnitude among its operands."""
     line: Line | None = None
+    function: str | None = None
+    """The operator as a rule names it: ``linear`` where ``aten.addmm`` ran in ``F.linear``."""
 
 
 @dataclass(slots=True)
@@ -75,6 +79,23 @@ class Alone:
     ops: list[SeenOp] = field(default_factory=list[SeenOp])
     """In order; none where they were not watched."""
     decisions: list[Tensor] = field(default_factory=list[Tensor])
+    function: str | None = None
+    """The one that is running, as a rule names its operator."""
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Those that gave anything below fp32, as rules name them, in the order of their first call."""
+        return tuple(dict.fromkeys(op.function for op in self.ops if op.function is not None and op.dtype in _LOW))
+
+    @property
+    def num_operators(self) -> int:
+        """How many there are that a rule can name, in any format."""
+        return len({op.function for op in self.ops if op.function is not None})
+
+    @property
+    def first_failed(self) -> SeenOp | None:
+        """The first operator that made infinities or NaN of finite numbers."""
+        return next((op for op in self.ops if op.failed), None)
 
     def counterpart(self, op: SeenOp) -> SeenOp | None:
         """The operator of the same name and number, if this went the same way."""
@@ -106,6 +127,8 @@ def run_alone(
         set_random_state(call.random)
         stack.enter_context(region)
         stack.enter_context(_stood_in_for(call.inner, change, alone))
+        if watch:
+            stack.enter_context(AroundFunctions(lambda func, args, kwargs: _called(alone, func, args, kwargs)))
         stack.enter_context(AroundOperators(lambda func, args, kwargs: _seen(alone, func, args, kwargs, watch=watch)))
         # in place of the buffers: autograd counts what is written to them
         buffers = {name: one.clone() for name, one in call.module.named_buffers()}
@@ -150,6 +173,14 @@ def _put_back(module: nn.Module, forward: Any) -> None:
         module.forward = forward
 
 
+def _called(alone: Alone, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    outer, alone.function = alone.function, operator_spelt(func)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        alone.function = outer
+
+
 def _seen(alone: Alone, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, watch: bool) -> Any:
     operator, result = operator_of(func), func(*args, **kwargs)
     if operator.name in _DECISIONS:
@@ -162,6 +193,7 @@ def _seen(alone: Alone, func: Callable[..., Any], args: tuple[Any, ...], kwargs:
             number=sum(one.name == operator.name for one in alone.ops),
             dtype=dtype_name(floats[0].dtype),
             amax=size,
+            function=alone.function,
         )
         if not math.isfinite(size):
             _explain(seen, [one for one in tensors_in(args, list(kwargs.values())) if _is_float(one)])

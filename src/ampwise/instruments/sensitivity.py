@@ -6,32 +6,29 @@ this module adds. Times the gradient that comes back to its output, squared and 
 they would do (the first-order change of the loss, as ADAPT and ModelOpt estimate it).
 """
 
-import math
 import time
-import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Final, Protocol, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ampwise.compat.modules import after_every_forward
 from ampwise.compat.stance import has_dynamo, run_uncompiled
 from ampwise.instruments.again import kept_random_state, random_state
-from ampwise.instruments.alone import Alone, Inner, OwnCall, fear, floats_in, run_alone
-from ampwise.instruments.closeness import num_distinct, relative_error, rows_of
+from ampwise.instruments.alone import Alone, Inner, OwnCall, floats_in, run_alone
+from ampwise.instruments.isolate import failed_op, isolate
+from ampwise.instruments.outside import Outside
+from ampwise.instruments.tally import Held, Tally
 from ampwise.interpose.internal import internal, is_internal
 from ampwise.observe.events import EventBus, ForwardStarted, StepOutcome
+from ampwise.observe.functions import AroundFunctions
 from ampwise.observe.modules import Call, ModuleName, ModuleStack, unwrapped
-from ampwise.observe.statistics import amax
-from ampwise.records.sensitivity import ModuleSensitivity, RangeFault, SensitivityRecord
+from ampwise.records.sensitivity import RangeFault, SensitivityRecord
 
 STEPS: Final = (0, 3)
 """Steps that are measured: weights as they begin, and when they have moved."""
-_TOGETHER: Final = 0.05
-"""Rows of few numbers may be equal after rounding; those are a rounding away from fp32."""
 
 
 class Rehearsal(AbstractContextManager[Any], Protocol):
@@ -42,44 +39,15 @@ class Rehearsal(AbstractContextManager[Any], Protocol):
         """The low format, as users say it."""
         ...
 
-    def __call__(self, module: nn.Module, name: ModuleName) -> AbstractContextManager[Any]:
-        """The context in which ``module``, called alone, computes in the low format."""
+    def __call__(
+        self, module: nn.Module, name: ModuleName, *, lifted: tuple[str, ...] = ()
+    ) -> AbstractContextManager[Any]:
+        """The context in which ``module``, called alone, computes in the low format, but ``lifted`` in fp32."""
         ...
 
-
-@dataclass(slots=True)
-class _Tally:
-    """What was measured of one module so far."""
-
-    name: ModuleName
-    aliases: tuple[str, ...]
-    num_calls: int = 0
-    calls_modules: bool = False
-    scores: list[Tensor] = field(default_factory=list[Tensor])
-    has_gradient: bool = False
-    """One of its outputs has one, but no error."""
-    relative: float = 0.0
-    amax: float = 0.0
-    num_decisions: int = 0
-    num_other_decisions: int = 0
-    fell_together: bool = False
-    fault: RangeFault | None = None
-
-    def finished(self) -> ModuleSensitivity:
-        return ModuleSensitivity(
-            module=self.name.path,
-            module_kind=self.name.kind,
-            aliases=tuple(self.name.path.removesuffix(self.name.inner) + alias for alias in self.aliases),
-            calls_modules=self.calls_modules,
-            num_calls=self.num_calls,
-            score=math.fsum(score.item() for score in self.scores) if self.scores or self.has_gradient else None,
-            relative=self.relative,
-            amax=self.amax,
-            num_decisions=self.num_decisions,
-            num_other_decisions=self.num_other_decisions,
-            fell_together=self.fell_together,
-            fault=self.fault,
-        )
+    def outside(self) -> AbstractContextManager[Any]:
+        """The context in which an operator outside of all modules computes in the low format."""
+        ...
 
 
 class Sensitivity:
@@ -109,8 +77,9 @@ class Sensitivity:
         self._step = 0
         self._seen: list[int] = []
         self._open: list[OwnCall] = []
-        self._tallies: dict[ModuleName, _Tally] = {}
-        self._dtypes: dict[int, tuple[weakref.ref[Tensor], torch.dtype]] = {}
+        self._tallies: dict[ModuleName, Tally] = {}
+        self._held = Held()
+        self._outside = Outside(rehearsal.outside, self._held)
         self._is_busy = False
         self._is_uncompiled = False
         self._cost_s = 0.0
@@ -135,10 +104,12 @@ class Sensitivity:
         """What was measured so far; waits for the device."""
         with internal():
             modules = tuple(tally.finished() for tally in self._tallies.values())
+            outside = self._outside.record()
         return SensitivityRecord(
             format=self._rehearsal.format,
             steps=tuple(self._seen),
             modules=modules,
+            outside=outside,
             cost_ms=self._cost_s * 1_000,
             note=self._note,
         )
@@ -166,6 +137,7 @@ class Sensitivity:
         self._attached.callback(self._forget)
         self._attached.enter_context(self._stack)
         self._attached.callback(after_every_forward(self._after))
+        self._attached.callback(AroundFunctions(self._around).start().stop)
 
     def _on_forward(self, _: ForwardStarted) -> None:
         """Compiled code calls no module that could be seen: run it uncompiled, where anything is compiled by now."""
@@ -175,7 +147,18 @@ class Sensitivity:
 
     def _forget(self) -> None:
         self._open.clear()
-        self._dtypes.clear()
+        self._held.forget()
+
+    def _around(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function of torch's is called: outside of all modules, what it would do in the low format is measured."""
+        if self._is_busy or self._open or is_internal():
+            return func(*args, **kwargs)
+        op = self._outside.operator(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if op is not None and torch.is_grad_enabled():
+            with self._measuring(op):
+                self._outside.measure(op, func, args, kwargs, result, step=self._step)
+        return result
 
     def _after(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """What a module gave is computed again; one that raised is not told of, and leaves its call open."""
@@ -195,14 +178,20 @@ class Sensitivity:
     def _measure(
         self, call: OwnCall, name: ModuleName, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
+        self._tally(call, name)
+        with self._measuring(name.path):
+            self._compare(call, name, args, kwargs, output)
+
+    @contextmanager
+    def _measuring(self, what: str) -> Generator[None]:
+        """Around what is computed again: it leaves nothing behind, and ends nobody's training."""
         start = time.perf_counter()
         self._is_busy = True
         try:
             with internal(), kept_random_state():
-                self._compare(call, name, args, kwargs, output)
+                yield
         except Exception as error:  # noqa: BLE001 # measuring must not end somebody's training
-            self._note = self._note or f"{name.path}: not measured: {type(error).__name__}: {error}"
-            self._tally(call, name)
+            self._note = self._note or f"{what}: not measured: {type(error).__name__}: {error}"
         finally:
             self._is_busy = False
         self._cost_s += time.perf_counter() - start
@@ -210,39 +199,44 @@ class Sensitivity:
     def _compare(
         self, call: OwnCall, name: ModuleName, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        low = run_alone(call, args, kwargs, region=self._rehearsal(call.module, name), change=self._lowered, watch=True)
+        low = run_alone(
+            call, args, kwargs, region=self._rehearsal(call.module, name), change=self._held.lowered, watch=True
+        )
         has_failed = any(op.failed for op in low.ops)
-        high = run_alone(call, args, kwargs, region=nullcontext(), change=self._rounded, watch=has_failed)
+        high = run_alone(call, args, kwargs, region=nullcontext(), change=self._held.rounded, watch=has_failed)
         tally = self._tally(call, name)
-        tally.num_calls += 1
-        tally.fault = tally.fault or _fault(low, high, self._step)
+        tally.errors.num_calls += 1
+        is_new_fault = tally.errors.fault is None
+        tally.errors.fault = tally.errors.fault or _fault(low, high, self._step)
+        is_new_fault = is_new_fault and tally.errors.fault is not None
+        tally.operators |= dict.fromkeys(low.operators)
+        tally.num_operators = max(tally.num_operators, low.num_operators)
+        if low.operators and low.num_operators > 1 and (is_new_fault or tally.isolated_step != self._step):
+            self._isolate(tally, low, high, call, args, kwargs)
         for number, one in enumerate(call.inner):
-            self._add(tally, one.given, low.given.get(number, []), high.given.get(number, []))
+            tally.errors.add(one.given, low.given.get(number, []), high.given.get(number, []))
         own, mine = floats_in(output), floats_in(low.output)
-        self._add(tally, own, mine, floats_in(high.output))
-        _add_decisions(tally, low, high)
-        for one, made in zip(own, mine, strict=False):
-            if made.dtype is not one.dtype and bool(made.isfinite().all()):
-                self._dtypes[id(one)] = (weakref.ref(one), made.dtype)
+        tally.errors.add(own, mine, floats_in(high.output))
+        tally.add_decisions(low, high)
+        self._held.remember(own, mine)
 
-    def _add(self, tally: _Tally, own: Sequence[Tensor], low: Sequence[Tensor], high: Sequence[Tensor]) -> None:
-        """What the module gave, to its caller or to a module within: how far it is off, and what that does."""
-        for tensor, mine, other in zip(own, low, high, strict=False):
-            if not mine.shape == other.shape == tensor.shape:
-                continue
-            mine, other = mine.float(), other.float()  # noqa: PLW2901 # as they are compared
-            tally.amax = max(tally.amax, amax(other).item(), key=fear)
-            if not torch.equal(mine, other):
-                _add_error(tally, mine, other)
-                if tensor.requires_grad:
-                    tensor.register_hook(_scored(tally, mine - other))
-            elif tensor.requires_grad:
-                tally.has_gradient = True
+    def _isolate(
+        self, tally: Tally, low: Alone, high: Alone, call: OwnCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Find the operators at fault: once a step and where a fault is first seen, for it takes a call an operator."""
 
-    def _tally(self, call: OwnCall, name: ModuleName) -> _Tally:
+        def lift(operators: tuple[str, ...]) -> Alone:
+            region = self._rehearsal(call.module, tally.name, lifted=operators)
+            return run_alone(call, args, kwargs, region=region, change=self._held.lowered, watch=True)
+
+        tally.isolated_step = self._step
+        found = isolate(low, high, lift)
+        tally.isolated += [] if found is None else [found]
+
+    def _tally(self, call: OwnCall, name: ModuleName) -> Tally:
         tally = self._tallies.get(name)
         if tally is None:
-            tally = self._tallies[name] = _Tally(name, self._other_paths(call.module, name))
+            tally = self._tallies[name] = Tally(name, self._other_paths(call.module, name))
         tally.calls_modules = tally.calls_modules or bool(call.inner)
         return tally
 
@@ -255,57 +249,18 @@ class Sensitivity:
         paths = (path for path, one in root.named_modules(remove_duplicate=False) if one is module)
         return tuple(path for path in paths if path != name.inner)
 
-    def _lowered(self, tensor: Tensor) -> Tensor:
-        """A copy, in the dtype that the low format's run would hold it in."""
-        dtype = self._dtype_of(tensor)
-        return tensor.detach().clone() if dtype is None else tensor.detach().to(dtype)
-
-    def _rounded(self, tensor: Tensor) -> Tensor:
-        """The same numbers in the tensor's own dtype."""
-        return self._lowered(tensor).to(tensor.dtype)
-
-    def _dtype_of(self, tensor: Tensor) -> torch.dtype | None:
-        reference, dtype = self._dtypes.get(id(tensor), (None, None))
-        return dtype if reference is not None and reference() is tensor else None
-
 
 def _fault(low: Alone, high: Alone, step: int) -> RangeFault | None:
-    """The first operator that left the low format's range where fp32 stayed in its own."""
-    for op in low.ops:
-        other = high.counterpart(op)
-        if not op.failed or (other is not None and not math.isfinite(other.amax)):
-            continue
-        is_cast = op.name == "aten._to_copy"
-        return RangeFault(
-            op=op.name,
-            format=op.dtype,
-            amax=op.given if is_cast else other.amax if other is not None else None,
-            step=step,
-            file=op.line.shown_file if op.line is not None else None,
-            line=op.line.line if op.line is not None else None,
-        )
-    return None
-
-
-def _add_error(tally: _Tally, mine: Tensor, other: Tensor) -> None:
-    relative = relative_error(mine, other)
-    tally.relative = max(tally.relative, relative, key=fear)
-    rows = [rows_of(one) for one in (mine, other)]
-    if rows[0] is not None and rows[1] is not None and relative >= _TOGETHER:
-        few, many = map(num_distinct, rows)
-        tally.fell_together |= few is not None and many is not None and many >= 4 and 2 * few <= many
-
-
-def _add_decisions(tally: _Tally, low: Alone, high: Alone) -> None:
-    for one, same in zip(low.decisions, high.decisions, strict=False):
-        if one.shape == same.shape:
-            tally.num_decisions += one.numel()
-            tally.num_other_decisions += int((one != same).sum())
-
-
-def _scored(tally: _Tally, error: Tensor) -> Callable[[Tensor], None]:
-    def keep(gradient: Tensor) -> None:
-        with internal():
-            tally.scores.append((gradient.detach().float() * error).square().sum())
-
-    return keep
+    op = failed_op(low, high)
+    if op is None:
+        return None
+    other = high.counterpart(op)
+    is_cast = op.name == "aten._to_copy"
+    return RangeFault(
+        op=op.name,
+        format=op.dtype,
+        amax=op.given if is_cast else other.amax if other is not None else None,
+        step=step,
+        file=op.line.shown_file if op.line is not None else None,
+        line=op.line.line if op.line is not None else None,
+    )

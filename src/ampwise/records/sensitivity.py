@@ -58,6 +58,28 @@ class ModuleSensitivity:
     """At least half of the rows that fp32 tells apart are equal in the low format."""
     fault: RangeFault | None = None
     """The first operator whose result left the format's range."""
+    operators: tuple[str, ...] = ()
+    """Its own operators that computed in the low format, as rules name them, in the order of their first call."""
+    at_fault: tuple[str, ...] = ()
+    """Those of them that take the fault away, or most of the error, when they alone are in fp32; none where it takes
+    the whole module."""
+    left: float = 0.0
+    """The error that is left then, as a share of ``relative``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutsideSensitivity:
+    """What an operator would do in the low format that is called outside of all modules, such as in a loss."""
+
+    __pydantic_config__: ClassVar = CHECKS
+
+    op: str
+    """As rules name it."""
+    num_calls: int
+    score: float | None
+    """As a module's."""
+    relative: float
+    fault: RangeFault | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +94,8 @@ class SensitivityRecord:
     """Those that were measured."""
     modules: tuple[ModuleSensitivity, ...]
     """In the order in which they first returned."""
+    outside: tuple[OutsideSensitivity, ...] = ()
+    """The operators called outside of all modules whose operands need a gradient, in the order of their first call."""
     cost_ms: float = 0.0
     """What measuring took of the host's time."""
     note: str | None = None

@@ -7,7 +7,7 @@ from typing import ClassVar
 from ampwise.records.checks import CHECKS
 from ampwise.records.environment import Environment
 from ampwise.records.run import RunRecord
-from ampwise.records.sensitivity import ModuleSensitivity
+from ampwise.records.sensitivity import ModuleSensitivity, OutsideSensitivity
 
 
 class Outcome(StrEnum):
@@ -39,7 +39,8 @@ class TrialRecord:
     __pydantic_config__: ClassVar = CHECKS
 
     kept: tuple[str, ...]
-    """Modules in fp32; ``""`` is the model's own computing, outside of the modules that it calls."""
+    """What is in fp32: modules by their paths, of which ``""`` is the model's own computing outside of the modules that
+    it calls; operators as ``matmul in attn`` and ``matmul outside of the modules``."""
     seed: int
     """Added to the script's own seeds."""
     error: float
@@ -48,6 +49,10 @@ class TrialRecord:
     """In words."""
     left_alone: str | None = None
     """The script's own mixed precision, within which the plan was tried; None where ampwise applied the default."""
+    peak_tensor_bytes: int | None = None
+    """As many bytes as the tensors of one step held; counted in trials that confirm."""
+    ratio_time: float | None = None
+    """fp32's time a step over this run's; None where the format was emulated."""
 
     @property
     def passes(self) -> bool:
@@ -81,15 +86,20 @@ class NoiseRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptModule:
-    """A module that stays in the high format, and why."""
+class KeptPlace:
+    """What stays in the high format, and why."""
 
     __pydantic_config__: ClassVar = CHECKS
 
-    module: str
+    name: str
+    """As trials call it."""
+    module: str | None
+    """Its path; None for operators outside of all modules."""
+    operators: tuple[str, ...] = ()
+    """Of the module these alone; none for all that it computes."""
     because: str
     is_certain: bool
-    """It was seen to leave the low format's range; it stays whatever the loss says."""
+    """It was seen to fail in the low format by itself; it stays whatever the loss says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,12 +138,14 @@ class TuningRecord:
     noise: NoiseRecord | None = None
     plan: str | None = None
     """As TOML."""
-    kept: tuple[KeptModule, ...] = ()
+    kept: tuple[KeptPlace, ...] = ()
     num_modules: int = 0
     trials: tuple[TrialRecord, ...] = ()
     """In order; those of another seed confirm what the search had found."""
     modules: tuple[ModuleSensitivity, ...] = ()
     """Each by itself in the low format, the most harmful first."""
+    outside: tuple[OutsideSensitivity, ...] = ()
+    """The operators outside of all modules, each by itself in the low format."""
     peak_tensor_bytes: int | None = None
     """Of the plan's run; as many bytes as the tensors of one step held."""
     peak_tensor_bytes_fp32: int | None = None

@@ -64,7 +64,7 @@ def _noise(noise: NoiseRecord) -> Iterator[str]:
 
 
 def _losses(record: TuningRecord) -> str:
-    kept = frozenset(one.module for one in record.kept)
+    kept = frozenset(one.name for one in record.kept)
     trials = [one for one in record.trials if frozenset(one.kept) == kept]
     noise = record.noise
     if not trials or noise is None:
@@ -86,7 +86,7 @@ def _table(record: TuningRecord) -> Table:
     table.add_column("stays", overflow="fold")
     table.add_column("because", overflow="fold")
     for one in record.kept[:_MAX_KEPT]:
-        table.add_row(Text(inert_line(one.module) or "the model itself"), Text(inert_line(one.because, max_length=400)))
+        table.add_row(Text(inert_line(one.name) or "the model itself"), Text(inert_line(one.because, max_length=400)))
     if len(record.kept) > _MAX_KEPT:
         table.add_row(Text(f"and {len(record.kept) - _MAX_KEPT} more"), Text("the plan has them all"))
     return table

@@ -1,7 +1,8 @@
 """Computes one module of an fp32 run in the format of a plan, for as long as an instrument calls it again."""
 
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -11,12 +12,12 @@ from ampwise.emulate.emulation import emulated
 from ampwise.emulate.recipes import RECIPES
 from ampwise.interpose.cast_lists import share_cuda_lists
 from ampwise.observe.modules import ModuleName
-from ampwise.plan.plan import Lists, Plan
+from ampwise.plan.plan import Lists, Plan, Rule
 from ampwise.runtime.casts.cast_forward import cast_forward_of
 from ampwise.runtime.casts.cast_values import DTYPES
 from ampwise.runtime.casts.casting import put
-from ampwise.runtime.hardware.placement import current_device
 from ampwise.runtime.casts.plan_places import bind
+from ampwise.runtime.hardware.placement import current_device
 
 
 class PlanRehearsal:
@@ -55,12 +56,29 @@ class PlanRehearsal:
         self._stack.close()
 
     @contextmanager
-    def __call__(self, module: nn.Module, name: ModuleName) -> Generator[None]:
-        """Within it, ``module`` computes as the plan says for a module of that name, when it is called alone."""
+    def __call__(self, module: nn.Module, name: ModuleName, *, lifted: tuple[str, ...] = ()) -> Generator[None]:
+        """Within it, ``module`` computes as the plan says for a module of that name, when it is called alone.
+
+        Args:
+            module: The module.
+            name: What the plan's rules know it by.
+            lifted: Operators that are in fp32 all the same.
+        """
+        plan = _with_lifted(self._plan, lifted)
         with ExitStack() as stack:
-            if self._plan.rules:
-                bound = bind(module, self._plan, prefix=name.inner, root=name.root.name)
+            if plan.rules:
+                bound = bind(module, plan, prefix=name.inner, root=name.root.name)
                 if cast_forward_of(module) is None:
                     put(bound, device_type=self._device_type, stack=stack)
-            stack.enter_context(torch.autocast(self._device_type, dtype=self._dtype, cache_enabled=False))
+            stack.enter_context(self.outside())
             yield
+
+    def outside(self) -> AbstractContextManager[object]:
+        """Within it, what no module computes is computed as the plan's default says."""
+        return torch.autocast(self._device_type, dtype=self._dtype, cache_enabled=False)
+
+
+def _with_lifted(plan: Plan, operators: tuple[str, ...]) -> Plan:
+    lifted = tuple(Rule(module="*", op=op, compute="fp32") for op in operators)
+    places = {rule.selector for rule in lifted}
+    return replace(plan, rules=(*(rule for rule in plan.rules if rule.selector not in places), *lifted))

@@ -9,16 +9,24 @@ from ampwise.compare.losses import curves
 from ampwise.records.run import Failure, RunRecord
 from ampwise.records.sensitivity import SensitivityRecord
 from ampwise.records.tuning import NoiseRecord, Outcome, TrialRecord
+from ampwise.tune.reasons import of_fault
 from ampwise.tune.search import Found
+from ampwise.tune.units import Place, Places
 
 
 def answer(
-    found: Found, sensitivity: SensitivityRecord, trials: Sequence[TrialRecord], *, is_confirmed: bool
+    found: Found,
+    places: Places,
+    sensitivity: SensitivityRecord,
+    trials: Sequence[TrialRecord],
+    *,
+    is_confirmed: bool,
 ) -> tuple[Outcome, str]:
     """The outcome, and a sentence for it.
 
     Args:
         found: By the search.
+        places: All that may be kept.
         sensitivity: Of all modules.
         trials: Those made.
         is_confirmed: The plan passed with another seed too.
@@ -32,13 +40,13 @@ def answer(
     if found.best is None:
         return Outcome.OUTSIDE, (
             "even with every module in fp32 the tolerance is missed, so the fault lies in what the script computes "
-            f"outside of its modules{_nearest(trials, low)}"
+            f"outside of its modules, where no rule could be made for it{_nearest(trials, low)}"
         )
     kept = frozenset(found.best.kept)
     lowered = [one for one in sensitivity.modules if one.module not in kept and (one.relative or one.fault)]
     if not lowered:
         return Outcome.ONLY_FP32, f"nothing can be computed in {low} within the tolerance{_limit(trials, sensitivity)}"
-    how = "all of the model" if not kept else f"all of the model but {_modules(len(kept))}"
+    how = "all of the model" if not kept else f"all of the model but {_counted([places.by_name[one] for one in kept])}"
     if is_confirmed:
         return Outcome.FOUND, f"{how} can be computed in {low}"
     return Outcome.OUT_OF_TIME, (
@@ -119,12 +127,23 @@ def _limit(trials: Sequence[TrialRecord], sensitivity: SensitivityRecord) -> str
     harmful = [one.module for one in sensitivity.modules if one.relative or one.fault]
     failing = [one for one in trials if not one.passes]
     if not failing:
-        return ""
+        return _overflows(sensitivity)
     worst = min(failing, key=lambda one: (len(set(harmful) - set(one.kept)), one.error))
     lowered = [name for name in harmful if name not in worst.kept]
     names = ", ".join(inert_line(name or "the model itself", max_length=60) for name in lowered[:3])
     more = f" and {len(lowered) - 3} more" if len(lowered) > 3 else ""
     return f": with {names}{more} in {sensitivity.format} {worst.reason}, {_times(worst.error)} what is tolerated"
+
+
+def _overflows(sensitivity: SensitivityRecord) -> str:
+    """What stays in every trial, because it leaves the format's range."""
+    faults = [(one.module, one.fault) for one in sensitivity.modules if one.fault is not None]
+    if not faults:
+        return ""
+    module, fault = faults[0]
+    more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
+    name = inert_line(module or "the model itself", max_length=60)
+    return f": {name} stays ({of_fault(fault)}{more}), and nothing else of the model would be in {sensitivity.format}"
 
 
 def _nearest(trials: Sequence[TrialRecord], low: str) -> str:
@@ -138,6 +157,17 @@ def _nearest(trials: Sequence[TrialRecord], low: str) -> str:
 
 def _times(error: float) -> str:
     return "beyond" if math.isinf(error) else f"{error:.3g} times"
+
+
+def _counted(kept: Sequence[Place]) -> str:
+    """``2 modules and 1 operator of another``; operators outside of the modules are no part of the model."""
+    whole = sum(not place.operators for place in kept)
+    parts = sum(len(place.operators) for place in kept if place.module is not None)
+    outside = sum(place.module is None for place in kept)
+    told = [_modules(whole)] if whole else []
+    told += [f"{parts} operator{'s' * (parts != 1)} in {'others' if whole else 'its modules'}"] if parts else []
+    told += [f"{outside} operator{'s' * (outside != 1)} outside of its modules"] if outside else []
+    return " and ".join(told)
 
 
 def _modules(count: int) -> str:

@@ -14,7 +14,7 @@ ninth decile.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -84,6 +84,32 @@ def search(units: Sequence[Unit], evaluate: Evaluate, *, start: int = 0) -> Foun
         start: How many of the best-ranked are kept at first: those that a prediction names.
     """
     return _Search(units, evaluate).run(start)
+
+
+def refine(found: Found, parts: Mapping[str, str], evaluate: Evaluate) -> Found:
+    """What was found with parts of its units in their place, wherever that passes too.
+
+    Law: of what is given back, as many units are whole as have to be, as far as ``search`` finds that out.
+
+    Args:
+        found: By ``search``.
+        parts: For some units, what may be kept of them instead.
+        evaluate: Says how well the rest does in the low format.
+    """
+    best = found.best
+    options = {name: parts[name] for name in best.kept if name in parts} if best is not None else {}
+    if best is None or not found.is_complete or not options:
+        return found
+
+    def with_whole(whole: Kept) -> tuple[str, ...]:
+        return tuple(name if name in whole or name not in options else options[name] for name in best.kept)
+
+    units = [Unit(name=name, score=0.0) for name in options]
+    finer = search(units, lambda whole: evaluate(frozenset(with_whole(whole))))
+    trials = tuple(Trial(kept=with_whole(frozenset(one.kept)), error=one.error) for one in finer.trials)
+    better = None if finer.best is None else with_whole(frozenset(finer.best.kept))
+    chosen = next((trial for trial in trials if trial.kept == better), best)
+    return Found(best=chosen, trials=(*found.trials, *trials), is_complete=finer.is_complete)
 
 
 class _Search:

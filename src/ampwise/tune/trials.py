@@ -1,16 +1,17 @@
 """Runs a script under one plan after another, as the search asks; what was run once is remembered, on disk too."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from ampwise._base.errors import CannotRunError
 from ampwise.plan.plan import Plan
 from ampwise.plan.writing import to_toml
 from ampwise.records.files import save
-from ampwise.records.run import OWN_REFUSAL, RunRecord
+from ampwise.records.run import OWN_REFUSAL, RunRecord, timed_steps
 from ampwise.records.tuning import NoiseRecord, TrialRecord, TuningState
 from ampwise.runner.child import Runner
 from ampwise.runner.script import Target
@@ -163,7 +164,7 @@ class Trials:
         fp32: fp32's runs, by their seeds.
         noise: What is tolerated.
         emulate: The format that is emulated.
-        order: All modules, in the order in which they are named.
+        order: Puts names of what is kept in the order in which modules are called.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class Trials:
         fp32: dict[int, RunRecord],
         noise: NoiseRecord,
         emulate: str | None,
-        order: tuple[str, ...],
+        order: Callable[[Iterable[str]], tuple[str, ...]],
     ) -> None:
         self._runs = runs
         self._journal = journal
@@ -183,9 +184,7 @@ class Trials:
         self._fp32 = fp32
         self._noise = noise
         self._emulate = emulate
-        self._order = {name: place for place, name in enumerate(order)}
-        self.last: RunRecord | None = None
-        """The run that was made last, for its memory and times."""
+        self._order = order
 
     def error(self, kept: Kept) -> float:
         """The error with the first seed; that of another one where it was tried and failed there."""
@@ -200,10 +199,19 @@ class Trials:
             return known
         is_other = seed != min(self._fp32)
         which = "confirming" if is_other else f"trial {len(self._journal.state.trials) + 1}"
-        what = f"{which}: {len(kept)} of {len(self._order)} modules in fp32"
+        what = f"{which}: {len(kept)} kept in fp32"
         run = self._runs.planned(self._plan_for(kept), seed=seed, what=what, emulate=self._emulate, memory=is_other)
-        self.last = run
-        names = tuple(sorted(kept, key=lambda name: self._order.get(name, len(self._order))))
-        made = trial_of(run, fp32=self._fp32[seed], noise=self._noise, kept=names, seed=seed)
+        fp32 = self._fp32[seed]
+        made = replace(
+            trial_of(run, fp32=fp32, noise=self._noise, kept=self._order(kept), seed=seed),
+            peak_tensor_bytes=run.peak_tensor_bytes if is_other else None,
+            ratio_time=_ratio(fp32, run) if self._emulate is None else None,
+        )
         self._journal.add_trial(made)
         return made
+
+
+def _ratio(fp32: RunRecord, planned: RunRecord) -> float | None:
+    """How many times as fast a step is under the plan."""
+    times = [[step.time_ms for step in timed_steps(run) if step.time_ms] for run in (fp32, planned)]
+    return median(times[0]) / median(times[1]) if all(times) else None

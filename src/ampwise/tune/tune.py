@@ -2,20 +2,20 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from statistics import median
 
 from ampwise._base.errors import CannotRunError, UsageError
 from ampwise._base.text import inert_line
+from ampwise.plan.plan import Plan
 from ampwise.plan.writing import pinned, to_toml
 from ampwise.records.environment import Environment
 from ampwise.records.files import load
-from ampwise.records.run import RunEnd, RunRecord, timed_steps
+from ampwise.records.run import RunEnd, RunRecord
 from ampwise.records.sensitivity import SensitivityRecord
-from ampwise.records.tuning import KeptModule, NoiseRecord, Outcome, TuningRecord, TuningState
+from ampwise.records.tuning import KeptPlace, NoiseRecord, Outcome, TrialRecord, TuningRecord, TuningState
 from ampwise.runner.bootstrap import own_environment
 from ampwise.runner.changes import ChangeWatch
 from ampwise.runner.child import Runner, run_child
@@ -26,10 +26,11 @@ from ampwise.runner.summary import NO_STEP_FOUND
 from ampwise.tune.outcome import answer, check_losses, check_parameters, notes_on, origin_in, what_failed
 from ampwise.tune.parity import noise_of
 from ampwise.tune.question import Question
-from ampwise.tune.rules import check_fit, plan_of, with_fp8
-from ampwise.tune.search import Found, OutOfTime, search
+from ampwise.tune.reasons import reasons_for
+from ampwise.tune.rules import Reasons, check_fit, plan_of, with_fp8
+from ampwise.tune.search import Found, OutOfTime, Unit, refine, search
 from ampwise.tune.trials import Journal, Runs, Tell, Trials, ignore
-from ampwise.tune.units import most_harmful, units_of, why
+from ampwise.tune.units import Places, most_harmful, units_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,22 +156,20 @@ class Tuner:
 
     def _searched(self, runs: Runs, journal: Journal, ground: _Ground) -> TuningRecord:
         check_fit(self.question.start(), ground.sensitivity.modules)
-        units = units_of(ground.sensitivity)
+        units, places = self._units(ground), Places.of(ground.sensitivity)
         trials = Trials(
             runs,
             journal,
-            plan_for=lambda kept: plan_of(
-                self.question.start(), kept, ground.sensitivity.modules, high=self.question.high
-            ),
+            plan_for=lambda kept: self._plan(kept, places, ground),
             fp32=ground.by_seed,
             noise=ground.noise,
             emulate=self._emulate,
-            order=tuple(unit.name for unit in units),
+            order=places.order,
         )
         start = sum(math.isinf(unit.score) and not unit.is_certain for unit in units)
         is_confirmed = False
         while True:
-            found = search(units, trials.error, start=start)
+            found = refine(search(units, trials.error, start=start), places.parts, trials.error)
             if found.best is None or not found.is_complete:
                 break
             try:
@@ -179,13 +178,24 @@ class Tuner:
                 break
             if is_confirmed:
                 break
-        return self._told(found, trials, journal, ground, is_confirmed=is_confirmed)
+        return self._told(found, places, journal.state.trials, ground, is_confirmed=is_confirmed)
+
+    def _units(self, ground: _Ground) -> tuple[Unit, ...]:
+        """What may be kept; outside of the modules a rule reaches only what it brings to fp32."""
+        units, places = units_of(ground.sensitivity), Places.of(ground.sensitivity).by_name
+        if self.question.high == "fp32":
+            return units
+        return tuple(unit for unit in units if places[unit.name].module is not None)
+
+    def _plan(self, kept: Iterable[str], places: Places, ground: _Ground, why: Reasons = lambda _: None) -> Plan:
+        question = self.question
+        stays = [places.by_name[name] for name in kept]
+        return plan_of(question.start(), stays, ground.sensitivity.modules, high=question.high, why=why)
 
     def _told(
-        self, found: Found, trials: Trials, journal: Journal, ground: _Ground, *, is_confirmed: bool
+        self, found: Found, places: Places, done: tuple[TrialRecord, ...], ground: _Ground, *, is_confirmed: bool
     ) -> TuningRecord:
-        done = journal.state.trials
-        outcome, explanation = answer(found, ground.sensitivity, done, is_confirmed=is_confirmed)
+        outcome, explanation = answer(found, places, ground.sensitivity, done, is_confirmed=is_confirmed)
         record = replace(
             self._record(outcome, explanation),
             num_steps=len(ground.ranked.steps),
@@ -194,37 +204,38 @@ class Tuner:
             num_modules=len({one.module for one in ground.sensitivity.modules}),
             trials=done,
             modules=most_harmful(ground.sensitivity),
+            outside=ground.sensitivity.outside,
             notes=tuple(notes_on(done, ground.sensitivity, ground.noise)),
         )
         if found.best is None:
             return record
         kept = frozenset(found.best.kept)
-        by_path = {one.module: one for one in ground.sensitivity.modules}
-        reasons = {name: why(by_path[name], low=self.question.low, trials=done, kept=kept) for name in found.best.kept}
+        reasons = reasons_for(kept, ground.sensitivity, places, done)
+        certain = {unit.name for unit in units_of(ground.sensitivity) if unit.is_certain}
         record = replace(
             record,
             kept=tuple(
-                KeptModule(module=name, because=reasons[name], is_certain=by_path[name].fault is not None)
+                KeptPlace(
+                    name=name,
+                    module=(place := places.by_name[name]).module,
+                    operators=place.operators,
+                    because=reasons[name],
+                    is_certain=(name if place.module is None else place.module) in certain,
+                )
                 for name in found.best.kept
             ),
         )
-        return self._with_plan(record, reasons, ground, trials.last) if outcome.has_plan else record
-
-    def _with_plan(
-        self, record: TuningRecord, reasons: dict[str, str], ground: _Ground, last: RunRecord | None
-    ) -> TuningRecord:
-        """With the plan, and what its last run took, if that was made now."""
-        plan = plan_of(
-            self.question.start(), reasons, ground.sensitivity.modules, high=self.question.high, why=reasons.get
-        )
+        if not outcome.has_plan:
+            return record
+        plan = self._plan(found.best.kept, places, ground, reasons.get)
         fp32 = ground.by_seed[max(ground.by_seed)]
-        is_confirmed = last is not None and last.repeat == fp32.repeat
+        confirming = next((one for one in done if frozenset(one.kept) == kept and one.seed == fp32.repeat), None)
         return replace(
             record,
             plan=to_toml(pinned(with_fp8(plan, self.question.low))),
-            peak_tensor_bytes=last.peak_tensor_bytes if last is not None and is_confirmed else None,
+            peak_tensor_bytes=confirming.peak_tensor_bytes if confirming is not None else None,
             peak_tensor_bytes_fp32=fp32.peak_tensor_bytes,
-            ratio_time=_ratio(fp32, last) if self._emulate is None and is_confirmed else None,
+            ratio_time=confirming.ratio_time if confirming is not None else None,
         )
 
     def _record(self, outcome: Outcome, explanation: str) -> TuningRecord:
@@ -239,14 +250,6 @@ class Tuner:
             num_steps=self.question.num_steps,
             ranked_steps=(),
         )
-
-
-def _ratio(fp32: RunRecord, planned: RunRecord | None) -> float | None:
-    """How many times as fast a step is under the plan."""
-    times = [[step.time_ms for step in timed_steps(run) if step.time_ms] for run in (fp32, planned) if run is not None]
-    if len(times) < 2 or not all(times):
-        return None
-    return median(times[0]) / median(times[1])
 
 
 def _describe(question: Question) -> Environment:
