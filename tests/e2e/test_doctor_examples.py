@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 from ampwise.doctor.rule import all_rules
+from warm import python
 
 TIMED = {"DR401", "DR402", "DR405", "DR408", "DR412"}
 """Rules on what a step costs: on a busy machine one look may miss it, so they get a second."""
@@ -19,11 +18,9 @@ CASES = [
 
 
 def diagnosed(folder):
-    command = [sys.executable, "-m", "ampwise", "doctor", "--json", "--record", "recording.json", "train.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200, check=False
-    )
+    words = ("-m", "ampwise", "doctor", "--json", "--record", "recording.json", "train.py")
+    done = python(*words, cwd=folder, env=environment, timeout=1200)
     assert done.returncode in {0, 1}, done.stderr
     document = json.loads(done.stdout)
     assert document["healthy"] is (done.returncode == 0)

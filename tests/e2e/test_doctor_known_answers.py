@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from known_answers import KNOWN_ANSWERS
+from warm import python
 
 HERE = Path(__file__).parent
 HELPERS, EXAMPLES = HERE.parent / "helpers", HERE.parents[1] / "examples"
@@ -40,14 +39,8 @@ pytestmark = pytest.mark.slow
 
 
 def diagnosed(*arguments, folder):
-    done = subprocess.run(
-        [sys.executable, "-m", "ampwise", "doctor", "--json", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(HELPERS), "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(HELPERS), "OMP_NUM_THREADS": "1"}
+    done = python("-m", "ampwise", "doctor", "--json", *arguments, cwd=folder, env=environment)
     assert done.returncode in {0, 1}, done.stderr
     return json.loads(done.stdout)["findings"]
 

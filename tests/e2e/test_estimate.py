@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 import ampwise
+from warm import fresh, python
 
 TRAIN = """\
 import argparse
@@ -31,16 +30,14 @@ for step in range(1000):
 """
 
 
-def estimate(folder, *arguments, script=TRAIN):
+def estimate(folder, *arguments, script=TRAIN, by=python):
     (folder / "train.py").write_text(script)
-    command = [sys.executable, "-m", "ampwise", "estimate", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
+    return by("-m", "ampwise", "estimate", *arguments, cwd=folder)
 
 
 def test_a_script_is_estimated_in_two_precisions_and_writes_nothing(tmp_path):
-    done = estimate(
-        tmp_path, "--device", "t4", "--precision", "fp32,bf16", "--json", "train.py", "--batch-size", "4096"
-    )
+    options = ["--device", "t4", "--precision", "fp32,bf16", "--json"]
+    done = estimate(tmp_path, *options, "train.py", "--batch-size", "4096", by=fresh)
     document = json.loads(done.stdout)
     assert done.returncode == 0
     fp32, bf16 = document["variants"]

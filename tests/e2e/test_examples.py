@@ -3,11 +3,11 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+import warm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TINY = {
@@ -29,9 +29,7 @@ names = pytest.mark.parametrize("name", TINY)
 
 def python(*arguments, cwd):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    return warm.python(*arguments, cwd=cwd, env=environment)
 
 
 def command(name):

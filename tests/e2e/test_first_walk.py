@@ -4,11 +4,11 @@ import math
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from warm import fresh, python
 
 ROOT = Path(__file__).parents[2]
 OWN = """
@@ -31,10 +31,8 @@ for step in range(30):
 """
 
 
-def ampwise(*words, cwd):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "ampwise", *words]
-    return subprocess.run(command, check=False, capture_output=True, text=True, cwd=cwd, env=environment, timeout=900)
+def ampwise(*words, cwd, by=python):
+    return by("-m", "ampwise", *words, cwd=cwd, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def losses(done):
@@ -52,7 +50,7 @@ def promised(verb):
 def test_the_readmes_nan_is_found_and_mended(tmp_path):
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "overflow.py").write_text((ROOT / "examples" / "overflow.py").read_text())
-    found = ampwise(*promised("doctor"), cwd=tmp_path)
+    found = ampwise(*promised("doctor"), cwd=tmp_path, by=fresh)
     assert found.returncode == 1, found.stderr
     assert "DR101 layers.1.wo" in found.stdout
     assert "examples/overflow.py:19" in found.stdout

@@ -1,12 +1,11 @@
 """The page of symptoms: its scripts have the findings that stand below them."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
 from documentation import ROOT, sections
+from warm import python
 
 SYMPTOMS = dict(sections(ROOT / "docs/troubleshooting.md"))
 CASE = re.compile(
@@ -35,8 +34,7 @@ def test_every_symptom_of_the_table_has_a_script_or_says_why_not():
 @pytest.mark.parametrize("case", CASES)
 def test_the_command_answers_as_the_page_says(case, tmp_path):
     (tmp_path / "train.py").write_text(case["script"])
-    command = [sys.executable, "-m", "ampwise", *case["command"].split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, cwd=tmp_path)
+    done = python("-m", "ampwise", *case["command"].split(), cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     found = lines(done.stdout)
     assert [line for line in lines(case["answer"]) if line not in found] == []
@@ -45,6 +43,6 @@ def test_the_command_answers_as_the_page_says(case, tmp_path):
 def test_the_estimate_is_the_commands():
     text = SYMPTOMS["No memory saved"]
     command = re.search(r"ampwise (estimate [^\n`]*)", text)[1].split()
-    done = subprocess.run([sys.executable, "-m", "ampwise", *command], capture_output=True, text=True, check=True)
+    done = python("-m", "ampwise", *command)
     shown = re.search(r"at once:\n\n((?:^ {4,}[^\n]*\n)+)", text, re.MULTILINE)[1]
     assert [line for line in lines(shown) if line not in lines(done.stdout)] == []
