@@ -351,6 +351,39 @@ def loaded_scales():
     return _refused(lambda: step(loss))
 
 
+def loaded_by_one(num_steps=3):
+    """Under DistributedDataParallel: what one rank alone loads, and where both load the same."""
+    found = []
+    for who, changed in ((0, "scale"), (1, "parameters"), (1, "optimizer"), (None, "all")):
+        model = ddp()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        step = TrainStep(optimizer, modules=[model], precision="fp32", loss_scale=DynamicLossScale())
+        if who in (None, rank()):
+            _load(step, model, changed)
+        steps = []
+        for index in range(num_steps):
+            loss = loss_of(model, index, {})
+            steps.append(_refused(lambda step=step, loss=loss: step(loss)))
+        found.append(steps)
+    return found
+
+
+def _load(step, model, changed):
+    state = step.state_dict()
+    if changed in {"scale", "all"}:
+        state["loss_scale"]["scale"] = 4.0
+    if changed in {"optimizer", "all"}:
+        zeros = [torch.zeros_like(one) for one in model.parameters()]
+        moments = {place: {"step": 7.0, "exp_avg": one, "exp_avg_sq": one} for place, one in enumerate(zeros)}
+        state["optimizers"][0]["state"] = {
+            place: {**one, "step": torch.tensor(one["step"])} for place, one in moments.items()
+        }
+    step.load_state_dict(state)
+    if changed in {"parameters", "all"}:
+        with torch.no_grad():
+            model.module[0].weight += 1.0
+
+
 def named_losses():
     """An infinity in one rank's loss backs off that loss's scale on every rank, and no other's."""
     model = sharded()
@@ -592,6 +625,7 @@ TWO = (
     "tensor_parallel",
     "unequal_scales",
     "loaded_scales",
+    "loaded_by_one",
     "named_losses",
     "headroom",
     "chosen",

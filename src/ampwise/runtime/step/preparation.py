@@ -1,10 +1,11 @@
 """What happens to gradients between the backward pass and the optimizers: unscaled, agreed on, corrected, clipped."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from ampwise._base.errors import UsageError
@@ -12,6 +13,7 @@ from ampwise.compat.optim import has_gradients
 from ampwise.runtime.gradients.gradients import clip_by_norm_, local_gradient
 from ampwise.runtime.hardware import host
 from ampwise.runtime.ranks.distributed import Agreement, Ballot
+from ampwise.runtime.ranks.likeness import likeness_of
 from ampwise.runtime.scaling.scaler import GradScaler
 from ampwise.runtime.step.update import ClippedUpdate, clip_
 
@@ -58,6 +60,7 @@ class Preparation:
         self._optimizers, self._params, self._scaler = tuple(optimizers), params, scaler
         self._max_norm, self._max_value = max_norm, max_value
         self.agreement, self.peers = agreement, peers
+        self._check_likeness: Callable[[], None] = _nothing
         self._is_together = agreement is not None and (scaler.is_enabled() or max_norm is not None)
 
     @property
@@ -78,15 +81,18 @@ class Preparation:
         if is_scaled:
             scaler.update()
 
-    def check_start(self) -> None:
-        """Refuse a loss scale that is not that of all ranks.
+    def check_start(self, modules: Sequence[Module] = ()) -> None:
+        """Refuse a loss scale that is not that of all ranks, and see to it that the first steps compare the rest.
+
+        Args:
+            modules: the models trained.
 
         Raises:
             CannotRunError: it is not; on every rank.
         """
         if self.peers is not None:
-            value = self._scaler.get_scale() if self._scaler.is_enabled() else 1.0
-            self.peers.check_scale(torch.tensor(value, device=self.device))
+            self.peers.check_scale(torch.tensor(self._scale(), device=self.device))
+            self._check_likeness = likeness_of(modules, self._optimizers, self._scale)
 
     def prepare(self, *, correction: float) -> Prepared:
         """Unscale, correct and clip, as far as it is asked for; on every rank or on none.
@@ -96,8 +102,9 @@ class Preparation:
 
         Raises:
             UsageError: no optimizer has a gradient, on any rank.
-            CannotRunError: the ranks' loss scales differ.
+            CannotRunError: the ranks' loss scales differ, or the ranks did not begin alike.
         """
+        self._check_likeness()
         stepping = tuple(one for one in self._optimizers if has_gradients(one))
         if self._is_together and self.agreement is not None:
             return self._prepare_together(self.agreement, correction=correction)
@@ -148,6 +155,9 @@ class Preparation:
             clip_(self._params, max_norm=None, max_value=self._max_value)
         return Prepared(stepping=stepping, norm=settled.norm)
 
+    def _scale(self) -> float:
+        return self._scaler.get_scale() if self._scaler.is_enabled() else 1.0
+
     def _correct(self, correction: float) -> None:
         if correction == 1.0:
             return
@@ -155,6 +165,10 @@ class Preparation:
             grad = local_gradient(param)
             if grad is not None:
                 grad.mul_(correction)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _no_ballot(optimizer: Optimizer) -> Ballot:

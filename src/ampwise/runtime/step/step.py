@@ -158,7 +158,7 @@ class TrainStep:
 
     def _begin(self, scale: LossScale, *, capture: bool) -> None:
         """Check ranks and parameters, and make what belongs to the steps to come; raises as the constructor."""
-        self.preparation.check_start()
+        self.preparation.check_start(self.modules)
         name_all = partial(name_parameters, self.modules, self.optimizers)
         if self.scaler.is_enabled():
             refuse_fp16_parameters(name_all())

@@ -151,6 +151,20 @@ def test_a_checkpoint_that_one_rank_loaded_is_noticed(two):
     assert all("it lies between 4 and 65536" in text for text in two["loaded_scales"])
 
 
+def test_under_ddp_a_rank_that_loaded_alone_is_noticed_in_the_second_step_by_all(two):
+    first, second = two["loaded_by_one"]
+    assert [one[:2] for one in first] == [one[:2] for one in second]
+    scale, parameters, optimizer, alike = first
+    assert scale[0] is parameters[0] is optimizer[0] is None
+    assert "the ranks did not begin alike: rank " in scale[1]
+    assert "rank 0 has loss scale 4" in scale[1]
+    assert "rank 1 has loss scale 65536" in scale[1]
+    assert "parameters whose checksum is" in parameters[1]
+    assert "rank 1 has 7 steps taken by the optimizers" in optimizer[1]
+    assert "loss scale" not in optimizer[1]
+    assert alike == [None, None, None]
+
+
 def test_a_named_losss_scale_is_every_ranks(two):
     first, second = two["named_losses"]
     assert first == second

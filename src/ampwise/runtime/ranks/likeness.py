@@ -1,0 +1,116 @@
+"""Notices ranks that did not begin alike, such as one that alone loaded a checkpoint."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from ampwise._base.errors import CannotRunError
+from ampwise.compat import distributed as torchs
+from ampwise.compat.optim import parameters_of
+from ampwise.compat.rank_words import RankWords
+from ampwise.interpose.internal import internal
+
+_INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORDS: Final = {
+    "scale": "loss scale {}",
+    "steps": "{} steps taken by the optimizers",
+    "rates": "learning rates {}",
+    "parameters": "parameters whose checksum is {}",
+}
+
+
+class Likeness:
+    """Compares in the first step what DistributedDataParallel takes for equal on all ranks, and tells in the second.
+
+    Law: no rank ever waits for another: each leaves word, and reads those left before. All that take part raise in the
+    same step. It costs one pass over the parameters, which a device is waited for, and a word in each of two steps.
+
+    Args:
+        words: where the ranks of the group leave each other word.
+        params: of which all ranks hold the same.
+        optimizers: of them.
+        scale: gives the loss scale.
+    """
+
+    def __init__(
+        self, words: RankWords, params: Sequence[Tensor], optimizers: Sequence[Optimizer], scale: Callable[[], float]
+    ) -> None:
+        self._words, self._params = words, params
+        self._optimizers, self._scale = optimizers, scale
+        self._tasks: list[Callable[[], None]] = [self._compare, self._tell]
+
+    def check(self) -> None:
+        """Take part, in the first two steps.
+
+        Raises:
+            CannotRunError: the ranks did not begin alike; in the second step, on all of them.
+        """
+        if self._tasks:
+            self._tasks.pop(0)()
+
+    def _compare(self) -> None:
+        mine = {"rank": self._words.rank, **self._state()}
+        first = json.loads(self._words.first("begun", json.dumps(mine)) or "{}")
+        other = [key for key in _WORDS if first.get(key, mine[key]) != mine[key]]
+        if other:
+            self._words.first("differs", _difference(first, mine, other))
+
+    def _tell(self) -> None:
+        found = self._words.get("differs")  # the gradients' sum lies between: every rank has compared
+        if found is not None:
+            raise CannotRunError(
+                f"the ranks did not begin alike: {found}. Load the same checkpoint on every rank, before the first step"
+            )
+
+    def _state(self) -> dict[str, Any]:
+        with internal(), torch.no_grad():
+            states = [state for one in self._optimizers for state in one.state.values()]
+            steps = [float(state["step"]) for state in states if "step" in state]
+            rates = [float(group["lr"]) for one in self._optimizers for group in one.param_groups if "lr" in group]
+            return {
+                "scale": self._scale(),
+                "steps": max(steps, default=0.0),
+                "rates": rates,
+                "parameters": sum(map(_checksum, self._params)),
+            }
+
+
+def likeness_of(
+    modules: Sequence[Module], optimizers: Sequence[Optimizer], scale: Callable[[], float]
+) -> Callable[[], None]:
+    """What to call in each step; it does nothing where there is no DistributedDataParallel of several ranks."""
+    ddps = torchs.ddp_of(modules) if torchs.is_running() else []
+    words = RankWords.of(torchs.group_of(ddps[0]), "likeness") if ddps else None
+    if words is None:
+        return _nothing
+    own = {id(param) for ddp in ddps for param in torchs.ignored_by(ddp)}
+    shared = {id(param) for param in ddps[0].parameters()} - own
+    params = [param for one in optimizers for param in parameters_of(one) if id(param) in shared]
+    return Likeness(words, params, optimizers, scale).check
+
+
+def _nothing() -> None:
+    pass
+
+
+def _checksum(param: Tensor) -> int:
+    """The sum of all numbers' bits: the same in any order, so that every device comes to it."""
+    local = torchs.local_of(param).detach().contiguous()
+    real = torch.view_as_real(local) if local.is_complex() else local
+    return int(real.view(_INTEGERS[real.element_size()]).sum(dtype=torch.int64))
+
+
+def _difference(first: dict[str, Any], mine: dict[str, Any], keys: Sequence[str]) -> str:
+    def of(state: dict[str, Any]) -> str:
+        return f"rank {state['rank']} has " + ", ".join(_WORDS[key].format(_told(state[key])) for key in keys)
+
+    return "; ".join(map(of, (first, mine)))
+
+
+def _told(value: Any) -> str:
+    return " and ".join(map(_told, value)) if isinstance(value, list) else f"{value:.12g}"
