@@ -87,6 +87,64 @@ def test_it_trains_as_by_hand_bit_for_bit(clip, window):
     assert equal(model, by_hand(clip=clip, window=window))
 
 
+def two_optimizers(scaler_of, *, bad=None, steps=4):
+    """A model's two halves with an optimizer each, clipped, in Accelerate's loop or by hand."""
+    model, _ = make()
+    halves = [torch.optim.SGD(model[:2].parameters(), lr=0.1), torch.optim.SGD(model[3:].parameters(), lr=0.1)]
+    step = scaler_of(model, halves)
+    for x, y in batches(bad=bad)[:steps]:
+        step(x, y)
+    return model
+
+
+def in_accelerates_loop(model, halves):
+    accelerator = accelerator_of()
+    use_ampwise(accelerator, model)
+    prepared, *optimizers = accelerator.prepare(model, *halves)
+
+    def step(x, y):
+        accelerator.backward(nn.functional.mse_loss(prepared(x).float(), y))
+        accelerator.clip_grad_norm_(prepared.parameters(), 0.1)
+        for optimizer in optimizers:
+            optimizer.step()  # each calls update
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+    return step
+
+
+def with_torch_alone(model, halves):
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+
+    def step(x, y):
+        with torch.autocast("cpu", torch.float16):
+            out = model(x)
+        scaler.scale(nn.functional.mse_loss(out.float(), y)).backward()
+        for half in halves:
+            scaler.unscale_(half)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        for half in halves:
+            scaler.step(half)
+        scaler.update()
+        for half in halves:
+            half.zero_grad()
+
+    return step
+
+
+def test_two_optimizers_that_are_clipped_together_train_as_by_hand():
+    assert equal(two_optimizers(in_accelerates_loop), two_optimizers(with_torch_alone))
+
+
+@pytest.mark.parametrize("bad", [0, 3])
+def test_a_step_that_two_optimizers_skip_is_one_and_leaves_the_statistics(bad):
+    model = two_optimizers(in_accelerates_loop, bad=bad)
+    assert all(one.isfinite().all() for one in model.state_dict().values())
+    without = two_optimizers(in_accelerates_loop, steps=bad)
+    if bad == 3:
+        assert equal(model, without)
+
+
 def test_a_skipped_step_leaves_the_statistics_and_accelerate_knows_of_it():
     accelerator = accelerator_of()
     model, optimizer = make()

@@ -43,6 +43,41 @@ class Snapshot:
         optimizer.state.update(self.state)
 
 
+def step_with_closure(
+    optimizer: Optimizer,
+    state: dict[str, Any],
+    closure: Callable[[], Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    unscale: Callable[[], None],
+    num_scale_calls: Callable[[], int],
+) -> Any:
+    """Step an optimizer with its closure, unless an evaluation overflows; its last loss.
+
+    Args:
+        optimizer: is given a closure that makes finite, unscaled gradients.
+        state: the scaler's of the optimizer; marked as stepped.
+        closure: the loop's own, see ``evaluate_unscaled``.
+        args: the rest of ``step``'s arguments.
+        kwargs: those given by name.
+        unscale: unscales and tests the optimizer's gradients.
+        num_scale_calls: how often the scaler has scaled.
+
+    Raises:
+        RuntimeError: the optimizer has stepped already, in torch's words.
+    """
+    if state["stage"] is OptState.STEPPED:
+        raise RuntimeError("step() has already been called since the last update().")
+
+    def evaluate() -> Any:
+        return evaluate_unscaled(closure, state, unscale=unscale, num_scale_calls=num_scale_calls)
+
+    returned = step_undoably(optimizer, evaluate, args, kwargs)
+    state["stage"] = OptState.STEPPED
+    return returned
+
+
 def step_undoably(
     optimizer: Optimizer, evaluate: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:

@@ -20,7 +20,7 @@ from ampwise.runtime.hardware import host
 from ampwise.runtime.ranks.accord import Accord
 from ampwise.runtime.ranks.distributed import Ballot, Found, Group, Ranks
 from ampwise.runtime.scaling.buffers import BufferGuard
-from ampwise.runtime.scaling.closure import evaluate_unscaled, split_closure, step_undoably
+from ampwise.runtime.scaling.closure import split_closure, step_with_closure
 from ampwise.runtime.scaling.history import HistoryRing
 from ampwise.runtime.scaling.loss_scale import (
     LARGEST_SCALE,
@@ -38,10 +38,11 @@ from ampwise.runtime.scaling.scale_memory import ScaleMemory
 from ampwise.runtime.scaling.scale_update import Rules, ScaleRules, advance_, back_off_once_
 from ampwise.runtime.scaling.scaler_options import ScalerOptions, checked_scale
 from ampwise.runtime.scaling.suspects import Suspects, warn
+from ampwise.runtime.scaling.unscaled_ahead import UnscaledAhead
 
 __all__ = ["GradScaler", "LossScaleWarning"]
 _OF_A_LOOP = ("last_step", "_guard", "_ring", "_watch", "_suspects", "_grad_norm", "_unscaled")
-_OF_A_STEP = ("_made_with", "_named_found", "_counted")
+_OF_A_STEP = ("_made_with", "_named_found", "_counted", "_ahead")
 
 
 # It derives from torch's class, and overrides some of its methods, against this project's habit of composing:
@@ -151,6 +152,7 @@ class GradScaler(torch.amp.GradScaler):
         """
         self._num_scale_calls += 1
         self._made_with = None
+        self._ahead.forget()
         if not self._guard.is_saved:
             self._guard.drop()
         if not self._enabled:
@@ -178,6 +180,8 @@ class GradScaler(torch.amp.GradScaler):
 
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the scale they were made with, and test the results."""
+        if self._enabled and self._ahead.give(optimizer, self._per_optimizer_states):
+            return
         with self._scale_of_gradients(optimizer):
             super().unscale_(optimizer)
 
@@ -197,11 +201,16 @@ class GradScaler(torch.amp.GradScaler):
         self._suspects.note_optimizer(optimizer)
         closure, args, kwargs = split_closure(args, kwargs)
         self._host_found = None
+        self._ahead.give(optimizer, self._per_optimizer_states)
         with self._scale_of_gradients(optimizer):
             if closure is None:
                 returned = self._torchs_step(optimizer, args, kwargs)
             else:
-                returned = self._step_with_closure(optimizer, closure, args, kwargs)
+                state = self._per_optimizer_states[id(optimizer)]
+                unscale, num_calls = partial(self.unscale_, optimizer), lambda: self._num_scale_calls
+                returned = step_with_closure(
+                    optimizer, state, closure, args, kwargs, unscale=unscale, num_scale_calls=num_calls
+                )
             self.last_step = self._result(optimizer)
         return returned
 
@@ -354,6 +363,7 @@ class GradScaler(torch.amp.GradScaler):
         self._named_found: Tensor | None = None
         self._moves = False
         self._counted: WeakSet[Optimizer] = WeakSet()
+        self._ahead = UnscaledAhead()
         self._watch.forget()
 
     # ------------------------------------------------------------------ unscaling
@@ -421,19 +431,6 @@ class GradScaler(torch.amp.GradScaler):
             self._suspects.judge(skipped=self._host_found, scale=value)
         return None if found else optimizer.step(*args, **kwargs)
 
-    def _step_with_closure(self, optimizer: Optimizer, closure: Callable[[], Any], args: Any, kwargs: Any) -> Any:
-        state = self._per_optimizer_states[id(optimizer)]
-        if state["stage"] is OptState.STEPPED:
-            raise RuntimeError("step() has already been called since the last update().")
-
-        def evaluate() -> Any:
-            unscale, num_calls = partial(self.unscale_, optimizer), lambda: self._num_scale_calls
-            return evaluate_unscaled(closure, state, unscale=unscale, num_scale_calls=num_calls)
-
-        returned = step_undoably(optimizer, evaluate, args, kwargs)
-        state["stage"] = OptState.STEPPED
-        return returned
-
     def _result(self, optimizer: Optimizer) -> StepResult:
         scale, _ = self._check_scale_growth_tracker("step")
         state = self._per_optimizer_states[id(optimizer)]
@@ -451,7 +448,8 @@ class GradScaler(torch.amp.GradScaler):
             raise AssertionError("No inf checks were recorded prior to update.")
         found = sum_all_found(states.values(), scale)
         before = scale.clone()
-        stepped = {one for key in states if (one := self._unscaled.get(key)) is not None}
+        self._ahead.keep(states)
+        stepped = {one for key in states if key not in self._ahead and (one := self._unscaled.get(key)) is not None}
         if self._counted and self._counted.isdisjoint(stepped):
             made_with = before if self._made_with is None else self._made_with
             back_off_once_(self._memory.with_scale(scale, growth_tracker), self._own(found), made_with, self._rules())

@@ -115,3 +115,39 @@ def test_an_optimizer_made_anew_in_every_step_is_no_second_one_of_the_step_befor
         scaler.update()
         scales.append(scaler.get_scale())
     assert scales == [8.0, 8.0, 16.0, 16.0, 16.0, 32.0]
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_gradients_unscaled_before_the_update_of_another_optimizer_are_not_unscaled_again(bad):
+    one, other = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
+    first, second = (torch.optim.SGD([param], lr=1.0) for param in (one, other))
+    scaler = GradScaler("cpu", init_scale=256.0)
+    for _ in range(2):  # the second finds nothing of the first
+        scaler.scale((one + 2 * other).sum() * (float("inf") if bad else 1.0)).backward()
+        for optimizer in (first, second):
+            scaler.unscale_(optimizer)
+        scaler.step(first)
+        scaler.update()
+        scaler.unscale_(second)  # as Accelerate does, which clips each model by itself
+        scaler.step(second)
+        scaler.update()
+        for optimizer in (first, second):
+            optimizer.zero_grad()
+    assert (one.item(), other.item()) == ((1.0, 1.0) if bad else (-1.0, -3.0))
+    assert scaler.get_scale() == (64.0 if bad else 256.0)
+
+
+def test_an_optimizer_that_is_left_out_after_unscaling_is_unscaled_anew_in_the_next_step():
+    one, other = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
+    first, second = (torch.optim.SGD([param], lr=1.0) for param in (one, other))
+    scaler = GradScaler("cpu", init_scale=256.0)
+    for steps in ((first,), (first, second)):
+        scaler.scale((one + 2 * other).sum()).backward()
+        for optimizer in (first, second):
+            scaler.unscale_(optimizer)
+        for optimizer in steps:
+            scaler.step(optimizer)
+        scaler.update()
+        for optimizer in (first, second):
+            optimizer.zero_grad()
+    assert (one.item(), other.item()) == (-1.0, -1.0)
