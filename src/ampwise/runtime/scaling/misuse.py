@@ -31,7 +31,7 @@ def check_options(
     """Raise one UsageError that names every fault of a TrainStep's options."""
     faults = [*_optimizer_faults(optimizers), *_scheduler_faults(schedulers, optimizers)]
     faults += [f"modules holds a {type(one).__name__}; give models" for one in modules if not isinstance(one, Module)]
-    faults += _precision_faults(precision)
+    faults += precision_faults(precision)
     if plan is not None and not modules:
         faults.append("plan is given and no modules; a plan is put on models: modules=[model]")
     if plan is not None and precision != "auto":
@@ -181,7 +181,8 @@ def _optimizer_faults(optimizers: Sequence[Any]) -> list[str]:
     return faults if any(parameters_of(one) for one in optimizers) else [*faults, "the optimizers have no parameters"]
 
 
-def _precision_faults(precision: Any) -> list[str]:
+def precision_faults(precision: Any) -> list[str]:
+    """Why it cannot be a precision's name; empty for any text."""
     if isinstance(precision, str):
         return []
     format_ = find_format(str(precision).removeprefix("torch."))

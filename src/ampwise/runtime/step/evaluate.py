@@ -14,6 +14,7 @@ from ampwise.plan.find import AnyPlan, find_plan
 from ampwise.plan.plan import Plan
 from ampwise.runtime.casts.casting import plan_in_effect
 from ampwise.runtime.hardware.device import choose_precision
+from ampwise.runtime.scaling.misuse import precision_faults
 from ampwise.runtime.step.regime import Regime
 
 
@@ -47,15 +48,29 @@ def evaluate(
             of a dict, or with the first of a list or tuple, whose others are targets.
 
     Raises:
-        UsageError: no such precision or plan, or a batch is none of those.
+        UsageError: no such precision or plan, something is of another kind than it must be, or a batch is none of
+            those.
         CannotRunError: the device cannot compute in ``precision``.
     """
+    _check(model, loader, precision, forward)
     rules = None if plan is None else find_plan(plan)
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
     choice = choose_precision("fp32" if rules else precision, device=device)
     regime = Regime(precision=choice.precision, device_type=device.type)
     return _outputs(model, loader, regime, rules, forward or _call_of(model), device)
+
+
+def _check(model: Any, loader: Any, precision: Any, forward: Any) -> None:
+    faults = precision_faults(precision)
+    if not isinstance(model, Module):
+        faults.insert(0, f"the model is a {type(model).__name__}; give a torch.nn.Module")
+    if not isinstance(loader, Iterable):
+        faults.append(f"the loader is a {type(loader).__name__}; give what a loop takes batches from")
+    if forward is not None and not callable(forward):
+        faults.append(f"forward is a {type(forward).__name__}; give a function of a batch")
+    if faults:
+        raise UsageError(f"evaluate() cannot be meant so: {'; '.join(faults)}")
 
 
 def _outputs(

@@ -102,6 +102,17 @@ def test_mistakes_are_named_before_the_first_batch(model):
         list(ampwise.evaluate(model, [3], precision="fp32"))
 
 
+def test_what_is_of_another_kind_is_named_all_at_once(model):
+    with pytest.raises(UsageError, match=r'precision is None; give a name, as in precision="auto"'):
+        ampwise.evaluate(model, [], precision=None)
+    with pytest.raises(UsageError, match=r'torch.bfloat16; give a name, as in precision="bf16"'):
+        ampwise.evaluate(model, [], precision=torch.bfloat16)
+    with pytest.raises(
+        UsageError, match=r"the model is a function; .*the loader is a int; .*forward is a str; give a function"
+    ):
+        ampwise.evaluate(lambda x: x, 3, forward="forward")
+
+
 def test_trainings_gradients_go_on_afterwards(model, batches):
     list(ampwise.evaluate(model, batches, precision="bf16"))
     with torch.autocast("cpu", dtype=torch.bfloat16):
