@@ -103,6 +103,8 @@ def _has_module(rule: Rule, modules: Mapping[str, Collection[str]]) -> bool:
 def _overruled_by(plan: Plan, rule: Rule, places: Iterable[tuple[str, str]]) -> set[int]:
     """The later rules that decide wherever this one holds, and otherwise; none where nothing is lost by them."""
     operators, found = rule.operators, set[int]()
+    if operators is not None and rule.module is None:  # it holds outside of the modules too
+        return found
     for root, path in places:
         if not rule.holds_at(path, operators, root=root):
             continue

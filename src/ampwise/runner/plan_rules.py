@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch import nn
 
 from ampwise._base.errors import AmpwiseError
@@ -21,7 +22,8 @@ from ampwise.runner.script import RefusedRun
 from ampwise.runtime.casts.cast_forward import cast_forward_of
 from ampwise.runtime.casts.casting import put
 from ampwise.runtime.casts.float8 import linears_in_float8
-from ampwise.runtime.casts.plan_places import bind, without_effect
+from ampwise.runtime.casts.op_rules import OpTable, in_force, table_of
+from ampwise.runtime.casts.plan_places import bind, table_around, without_effect
 
 _NUM_NAMED = 3
 """Modules that a line names before it only counts."""
@@ -29,6 +31,9 @@ _NUM_NAMED = 3
 
 class PlanRules:
     """A plan's rules on whatever modules a script calls; the plan's default is not their business.
+
+    A rule that brings an operator to fp32 and names no module holds outside of the modules too, as in a loss. Other
+    formats do not: what a script does outside of its modules is the optimizer's step and the data's preparation too.
 
     Args:
         plan: Whose rules.
@@ -44,11 +49,14 @@ class PlanRules:
         self._matches: dict[int, dict[str, None]] = {}
         self._uncalled: set[str] = set()
         self._paths: dict[str, dict[str, None]] = {}
+        self._around = _in_fp32(table_around(plan))
 
     def start(self) -> None:
         """Bind each model from now on when it is first called."""
         if self._plan.rules or (self._plan.output or self._plan.grad) is not None:
             self._stack.callback(intercept(MODULE_CALL, self._around_call))
+        if self._around is not None:
+            self._stack.enter_context(in_force(self._around))
 
     def stop(self) -> None:
         """Leave the modules as they were. May be called more than once."""
@@ -62,7 +70,9 @@ class PlanRules:
             return
         for index, paths in sorted(self._matches.items()):
             rule = self._plan.rules[index]
-            yield f"plan: rules[{index}], {rule.formats()} for {rule.place()}: {_shown([*paths])}"
+            is_around = self._around is not None and bool((rule.operators or set()) & self._around.operators)
+            where = f"{_shown([*paths])}{', and outside of them' if is_around and rule.module is None else ''}"
+            yield f"plan: rules[{index}], {rule.formats()} for {rule.place()}: {where}"
         models = {root: paths for root, paths in self._paths.items() if len(paths) > 1} or self._paths
         sentences = without_effect(self._plan, models, matches=self._matches, uncalled=self._uncalled)
         for sentence in gathered(sentences, [path for paths in models.values() for path in paths]):
@@ -82,10 +92,11 @@ class PlanRules:
     def _bind(self, module: nn.Module) -> None:
         name = self._names.name_of(module)
         root, inner = (name.root.name, name.inner) if name else ("", "")
-        bound = bind(module, self._plan, prefix=inner, root=root, with_default=False)
+        bound = bind(module, self._plan, prefix=inner, root=root, with_default=False, around=self._around)
         if bound.float8:
             self._stack.callback(linears_in_float8(module, bound.float8))
-            bound = bind(module, self._plan, prefix=inner, root=root, with_default=False)  # the layers there now
+            # the layers there now
+            bound = bind(module, self._plan, prefix=inner, root=root, with_default=False, around=self._around)
         free = tuple(place for place in bound.places if cast_forward_of(place.module) is None)
         put(replace(bound, places=free), device_type=self._device_type, stack=self._stack)
         self._known.update(module.modules())
@@ -93,6 +104,12 @@ class PlanRules:
         self._uncalled |= bound.uncalled
         for index, paths in bound.matches.items():
             self._matches.setdefault(index, {}).update(dict.fromkeys(paths))
+
+
+def _in_fp32(table: OpTable | None) -> OpTable | None:
+    entries = () if table is None else table.entries
+    found = frozenset((name, one) for name, one in entries if one is not None and one.compute is torch.float32)
+    return table_of(found) if found else None
 
 
 def _shown(paths: list[str]) -> str:

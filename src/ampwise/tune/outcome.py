@@ -46,13 +46,13 @@ def answer(
     lowered = [one for one in sensitivity.modules if one.module not in kept and (one.relative or one.fault)]
     if not lowered:
         return Outcome.ONLY_FP32, f"nothing can be computed in {low} within the tolerance{_limit(trials, sensitivity)}"
-    how = "all of the model" if not kept else f"all of the model but {_counted([places.by_name[one] for one in kept])}"
+    how = _how([places.by_name[one] for one in kept], low)
     if is_confirmed:
-        return Outcome.FOUND, f"{how} can be computed in {low}"
+        return Outcome.FOUND, how
     return Outcome.OUT_OF_TIME, (
-        f"{how} can be computed in {low}, by the first seed alone; time was over before another seed confirmed it"
+        f"{how}, by the first seed alone; time was over before another seed confirmed it"
         if found.is_complete
-        else f"{how} can be computed in {low}; time was over before fewer were tried and another seed confirmed it"
+        else f"{how}; time was over before fewer were tried and another seed confirmed it"
     )
 
 
@@ -159,15 +159,19 @@ def _times(error: float) -> str:
     return "beyond" if math.isinf(error) else f"{error:.3g} times"
 
 
-def _counted(kept: Sequence[Place]) -> str:
-    """``2 modules and 1 operator of another``; operators outside of the modules are no part of the model."""
+def _how(kept: Sequence[Place], low: str) -> str:
+    """How much can be computed low: operators outside of the modules are no part of the model."""
     whole = sum(not place.operators for place in kept)
     parts = sum(len(place.operators) for place in kept if place.module is not None)
-    outside = sum(place.module is None for place in kept)
+    outside = sum(len(place.operators) for place in kept if place.module is None)
     told = [_modules(whole)] if whole else []
-    told += [f"{parts} operator{'s' * (parts != 1)} in {'others' if whole else 'its modules'}"] if parts else []
-    told += [f"{outside} operator{'s' * (outside != 1)} outside of its modules"] if outside else []
-    return " and ".join(told)
+    told += [f"{_operators(parts)} {'of others' if whole else 'in its modules'}"] if parts else []
+    beyond = f", {_operators(outside)} outside of it {'has' if outside == 1 else 'have'} to stay" if outside else ""
+    return f"all of the model{' but ' if told else ''}{' and '.join(told)} can be computed in {low}{beyond}"
+
+
+def _operators(count: int) -> str:
+    return f"{count} operator{'s' * (count != 1)}"
 
 
 def _modules(count: int) -> str:

@@ -99,7 +99,7 @@ def test_operators_have_rules_of_their_own(x):
     with running({"op": "softmax", "compute": "fp32"}, {"module": "encoder.0", "compute": "bf16"}) as injected:
         model(x)
         assert [layer.seen[2] for layer in (*model.encoder, model.wo)] == [BF16, torch.float32, torch.float32]
-    assert injected.notes[0] == "plan: rules[0], fp32 for softmax: in every module"
+    assert injected.notes[0] == "plan: rules[0], fp32 for softmax: in every module, and outside of them"
 
 
 def test_a_rule_that_held_for_nothing_is_told_with_the_nearest_name(x):
@@ -166,3 +166,30 @@ def test_rules_that_mean_another_model_are_told_in_one_line(x):
     assert injected.notes == [
         'plan: rules on "*.vae.mid", "unet": no module is called so (the model\'s begin with encoder, wo)'
     ]
+
+
+def test_an_operator_that_is_brought_to_fp32_everywhere_is_so_outside_of_the_modules_too(x):
+    model = Model()
+    with running({"op": "matmul", "compute": "fp32"}, {"op": "linear", "compute": "fp32"}) as injected:
+        outside = model(x) @ torch.ones(4, 4, dtype=BF16)
+        assert outside.dtype is torch.float32
+        assert injected.notes[0] == "plan: rules[0], fp32 for matmul: in every module, and outside of them"
+    assert (x @ torch.ones(4, 4)).dtype is torch.float32
+    assert torch.overrides._get_current_function_mode() is None
+
+
+def test_a_rule_on_modules_behind_it_takes_it_back_in_them(x):
+    class Product(nn.Module):
+        def forward(self, x):
+            return x @ torch.ones(4, 4)
+
+    model = nn.Sequential(Product())
+    with running({"op": "matmul", "compute": "fp32"}, {"module": "*", "compute": "bf16"}):
+        assert model(x).dtype is BF16
+        assert (x @ torch.ones(4, 4)).dtype is torch.float32
+
+
+def test_what_is_brought_to_a_lower_format_is_so_in_the_modules_alone(x):
+    with running({"op": "add", "compute": "bf16"}):
+        Model()(x)
+        assert (x + x).dtype is torch.float32

@@ -116,3 +116,78 @@ def test_a_plan_that_nearly_fits_does_not_fit():
     two = [module("critic.layers.0"), module("actor.fc")]
     check_fit(Plan(default="bf16", rules=(Rule(module="layers.0", compute="fp32"),)), two)
     check_fit(Plan(default="bf16", rules=(Rule(module="critic.layers", compute="fp32"),)), two)
+
+
+OPS = ("matmul", "mul")
+
+
+class Several(nn.Module):
+    """Two operators of its own, then what it holds; remembers in which format each computed."""
+
+    def __init__(self, **parts):
+        super().__init__()
+        self.seen = {}
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x):
+        self.seen = {"matmul": (x @ torch.eye(4)).dtype, "mul": (x.bfloat16() * x.bfloat16()).dtype}
+        for part in self.children():
+            part(x)
+        return x
+
+
+def several():
+    return Several(a=Several(b=Several(), c=Several(d=Several())), e=Several())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sets(st.tuples(st.sampled_from(PATHS), st.sampled_from(OPS))),
+    st.sets(st.sampled_from(PATHS), max_size=2),
+    st.sets(st.sampled_from(OPS)),
+)
+def test_operators_that_are_kept_compute_in_fp32_and_nothing_else_does(parts, kept, outside):
+    net = several()
+    modules = [module(path, calls_modules=path in {"", "a", "a.c"}, operators=OPS) for path in PATHS]
+    places = [Place(module=path, operators=(op,)) for path, op in sorted(parts)]
+    places += [*whole(*sorted(kept)), *(Place(module=None, operators=(op,)) for op in sorted(outside))]
+    undo = ampwise.apply_plan(net, plan_of(LOW, places, modules))
+    net(torch.ones(2, 4))
+    undo()
+    seen = {(path, op) for path in PATHS for op in OPS if net.get_submodule(path).seen[op] is torch.float32}
+    below = {path for path in kept if path}  # what a kept module's own tensors are is theirs to say
+    expected = parts | {(path, "matmul") for path in kept}
+    assert {one for one in seen if one[0] not in below} - {("", "mul")} == {
+        one for one in expected if one[0] not in below
+    } - {("", "mul")}
+
+
+def test_an_operator_that_stays_in_every_module_takes_one_rule():
+    modules = [module("", calls_modules=True), *(module(f"blocks.{i}.norm", operators=("mul",)) for i in range(3))]
+    places = [Place(module=f"blocks.{i}.norm", operators=("mul",)) for i in range(3)]
+    rules = plan_of(LOW, places, modules, why=lambda name: f"{name} is bad").rules
+    assert [(rule.module, rule.op) for rule in rules] == [(None, "mul")]
+    assert rules[0].because == "mul in blocks.0.norm is bad; so in 3 modules, such as blocks.0.norm"
+    others = [*modules, module("head", operators=("mul",))]
+    assert [(rule.module, rule.op) for rule in plan_of(LOW, places, others).rules] == [("blocks.*.norm", "mul")]
+    more = [*modules, module("blocks.9.norm", operators=("mul",))]
+    assert [(rule.module, rule.op) for rule in plan_of(LOW, places, more).rules] == [
+        (f"blocks.{i}.norm", "mul") for i in range(3)
+    ]
+
+
+def test_an_operator_outside_of_the_modules_is_taken_back_in_them():
+    outside = [Place(module=None, operators=("matmul",))]
+    rules = plan_of(LOW, outside, [module("a", operators=("matmul",))]).rules
+    assert [(rule.module, rule.op, rule.compute) for rule in rules] == [(None, "matmul", "fp32"), ("*", None, "bf16")]
+    assert len(plan_of(LOW, outside, [module("a", operators=("linear",))]).rules) == 1
+
+
+def test_a_rule_of_the_plan_to_begin_with_on_the_same_place_gives_way():
+    base = Plan(default="bf16", rules=(Rule(module="a", op="mul", compute="bf16"), Rule(op="mul", compute="bf16")))
+    modules = [module(path, operators=("mul",)) for path in ("a", "b", "c")]
+    rules = plan_of(base, [Place(module=path, operators=("mul",)) for path in ("a", "b")], modules).rules
+    assert [(rule.module, rule.compute) for rule in rules] == [(None, "bf16"), ("a", "fp32"), ("b", "fp32")]
+    every = plan_of(base, [Place(module=path, operators=("mul",)) for path in ("a", "b", "c")], modules).rules
+    assert [(rule.module, rule.compute) for rule in every][-1] == ("*", "fp32")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampwise.tune.search import FEW, OutOfTime, Unit, search
+from ampwise.tune.search import FEW, Found, OutOfTime, Trial, Unit, refine, search
 from planted_faults import planted
 
 
@@ -155,3 +155,43 @@ def test_planted_faults_are_found_in_few_evaluations():
         counts.append(len(found.trials))
     assert sorted(counts)[len(counts) // 2] <= 8
     assert max(counts) <= 60
+
+
+def found_with(*kept):
+    best = Trial(kept=kept, error=0.5)
+    return Found(best=best, trials=(best,), is_complete=True)
+
+
+@given(st.integers(1, 6), st.data())
+def test_of_what_is_kept_parts_are_kept_wherever_they_are_enough(num, data):
+    names = [f"u{i}" for i in range(num)]
+    parts = {name: f"part of {name}" for name in data.draw(st.sets(st.sampled_from(names)))}
+    whole = data.draw(st.sets(st.sampled_from(names)))
+    evaluate = Faults(*({name} if name in whole else {name, parts.get(name, name)} for name in names))
+    found = refine(found_with(*names), parts, evaluate)
+    assert found.best.passes
+    assert list(found.best.kept) == [parts[name] if name in parts and name not in whole else name for name in names]
+
+
+def test_parts_that_are_all_enough_take_one_evaluation():
+    evaluate = Faults({"a of u1"}, {"a of u2"}, {"u3"})
+    found = refine(found_with("u1", "u2", "u3"), {"u1": "a of u1", "u2": "a of u2"}, evaluate)
+    assert found.best.kept == ("a of u1", "a of u2", "u3")
+    assert len(evaluate.asked) == 1
+
+
+@given(st.integers(0, 4))
+def test_out_of_time_what_was_found_before_is_kept(limit):
+    evaluate = Faults({"u1"}, {"u2", "part of u2"}, limit=limit)
+    found = refine(found_with("u1", "u2"), {"u1": "part of u1", "u2": "part of u2"}, evaluate)
+    assert found.best.passes
+    assert found.best.kept in {("u1", "u2"), ("u1", "part of u2")}
+    if limit >= 3:
+        assert (found.best.kept, found.is_complete) == (("u1", "part of u2"), True)
+
+
+def test_nothing_is_made_finer_of_nothing():
+    nothing = Found(best=None, trials=(), is_complete=True)
+    assert refine(nothing, {"u1": "part"}, Faults()) is nothing
+    cut_off = Found(best=Trial(kept=("u1",), error=0.1), trials=(), is_complete=False)
+    assert refine(cut_off, {"u1": "part"}, Faults()) is cut_off
