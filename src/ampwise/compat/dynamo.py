@@ -11,7 +11,7 @@ from torch._C._dynamo.eval_frame import (
     set_code_exec_strategy,
     set_eval_frame,
 )
-from torch._guards import TracingContext
+from torch._guards import CompileContext, TracingContext
 from torch.compiler import is_dynamo_compiling
 
 Tracer = Callable[..., Any] | bool | None
@@ -22,6 +22,7 @@ __all__ = [
     "belongs_to_dynamo",
     "get_tracer",
     "hide_from_dynamo",
+    "is_compiling_here",
     "is_dynamo_compiling",
     "is_graph",
     "never_compile_alone",
@@ -52,6 +53,11 @@ def belongs_to_dynamo(frame: FrameType) -> bool:
 def is_graph(frame: FrameType) -> bool:
     """Whether the frame runs the code of a graph that Dynamo made."""
     return frame.f_code.co_filename.startswith("<eval_with_key>")
+
+
+def is_compiling_here() -> bool:
+    """Whether this thread's code is called in the middle of a compilation, as the garbage collector's may be."""
+    return CompileContext.try_get() is not None or TracingContext.try_get() is not None
 
 
 def traced_file() -> str | None:

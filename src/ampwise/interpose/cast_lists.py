@@ -65,9 +65,13 @@ def share_cuda_lists(device_type: str) -> Undo:
     with _LOCK:
         if not _SHARERS[device_type] and has_cuda_lists(device_type):
             return lambda: None
-        if not _SHARERS[device_type]:
-            _SHARED[device_type] = use_cuda_lists(device_type)
-        _SHARERS[device_type] += 1
+        _SHARERS[device_type] += 1  # first: the undo of a sharer that is garbage may run at any moment
+        try:
+            if device_type not in _SHARED:
+                _SHARED[device_type] = use_cuda_lists(device_type)
+        except BaseException:
+            _SHARERS[device_type] -= 1
+            raise
 
     def undo() -> None:
         with _LOCK:

@@ -6,6 +6,7 @@ Operators are named as torch names aten overloads, without ``aten::``: ``softmax
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, assert_never
 
@@ -193,6 +194,7 @@ def _find_packets(name: str, overloads: Mapping[str, tuple[str, ...]]) -> tuple[
     return packets
 
 
+@cache
 def installed_torch_version() -> str | None:
     """Which torch is installed, found without importing it; None where there is none."""
     try:

@@ -83,15 +83,33 @@ def test_two_devices_side_by_side(lists):
     assert is_softmax_in_fp32()
 
 
-def test_the_users_own_cache_tag_survives(monkeypatch):
-    torch.compiler.config.cache_key_tag = "mine"
-    try:
+def test_the_users_own_cache_tag_survives():
+    with torch.compiler.config.patch(cache_key_tag="mine"):
         undo = use_cuda_lists("cpu")
         assert torch.compiler.config.cache_key_tag.startswith("mine+ampwise-lists-cpu-")
         undo()
         assert torch.compiler.config.cache_key_tag == "mine"
-    finally:
-        torch.compiler.config.cache_key_tag = ""
+
+
+def test_all_threads_have_the_tag_and_any_may_take_it_back():
+    tags, undos = [], []
+
+    def elsewhere(action):
+        thread = threading.Thread(target=action)
+        thread.start()
+        thread.join()
+
+    def note():
+        tags.append(torch.compiler.config.cache_key_tag)
+
+    elsewhere(lambda: undos.append(use_cuda_lists("cpu")))
+    elsewhere(note)
+    with pytest.raises(CannotRunError, match="in use for cpu already"):
+        use_cuda_lists("cpu")
+    elsewhere(undos.pop())
+    elsewhere(note)
+    assert tags[0].startswith("ampwise-lists-cpu-")
+    assert tags[1:] == [""]
 
 
 def test_a_kernel_that_somebody_else_registered_is_left_to_them():

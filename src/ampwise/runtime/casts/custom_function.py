@@ -15,7 +15,6 @@ from ampwise.compat.custom_function import (
     is_context,
     note_forward_state,
 )
-from ampwise.runtime.casts.autocast import autocast
 
 Method = Callable[..., Any]
 
@@ -78,7 +77,7 @@ def custom_bwd(bwd: Method | None = None, *, device_type: str | None = None) -> 
                 "autocast state to run in is not known; decorate forward with @ampwise.custom_fwd, below @staticmethod"
             )
         kind = device_type or state.device_type or _device_type(grads)
-        with autocast(kind, enabled=state.uses_autocast, dtype=state.dtype):
+        with torch.autocast(kind, enabled=state.uses_autocast, dtype=state.dtype):
             return bwd(ctx, *grads)
 
     return decorated
@@ -104,7 +103,7 @@ class _Regime:
         kind = self._device_type or _device_type((args, kwargs))
         if not torch.is_autocast_enabled(kind):
             return method(*args, **kwargs)
-        with autocast(kind, enabled=False):
+        with torch.autocast(kind, enabled=False):
             return method(*_cast(args, kind, self._cast_inputs), **_cast(kwargs, kind, self._cast_inputs))
 
 

@@ -159,6 +159,10 @@ class _OpMode(TorchFunctionMode):
 
 
 def _functions(operator: str) -> frozenset[Any]:
-    if "::" in operator:  # of the user's own: may be registered at any time
-        return functions_of(operator)
+    # one of the user's own may be registered at any time
+    return functions_of(operator) if "::" in operator else _functions_of_torch(operator)
+
+
+@cache
+def _functions_of_torch(operator: str) -> frozenset[Any]:
     return functions_of(operator, spellings()["operators"].get(operator, ()))

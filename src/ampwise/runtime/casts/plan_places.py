@@ -5,7 +5,7 @@ Nothing is changed here: a plan that cannot be carried out is refused before it 
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 from torch import nn
@@ -54,6 +54,10 @@ class Bound:
     """Paths of modules whose weights another reads without calling them."""
     float8: tuple[str, ...]
     """Linear layers that are computed in fp8, by torch's own paths."""
+
+
+NO_MODEL: Final = Bound(places=(), matches={}, paths=(), uncalled=frozenset(), float8=())
+"""What a plan without rules on modules means where there is no model."""
 
 
 def bind(

@@ -9,7 +9,6 @@ import torch
 
 from ampwise.compat.tf32 import tf32_enabled
 from ampwise.plan.presets import get_precision
-from ampwise.runtime.casts.autocast import autocast
 from ampwise.runtime.scaling.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale, get_loss_scale
 
 _AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -30,12 +29,12 @@ class Regime:
     def forward(self) -> AbstractContextManager[object]:
         """The context of the forward pass and the loss."""
         dtype = _AUTOCAST_DTYPES.get(self.precision)
-        return self._with_products(autocast(self.device_type, dtype=dtype, enabled=dtype is not None))
+        return self._with_products(torch.autocast(self.device_type, dtype=dtype, enabled=dtype is not None))
 
     def backward(self) -> AbstractContextManager[object]:
         """The context of the backward pass: operators run in the formats the forward pass chose, so nothing casts."""
         if torch.is_autocast_enabled(self.device_type):
-            return self._with_products(autocast(self.device_type, enabled=False))
+            return self._with_products(torch.autocast(self.device_type, enabled=False))
         return self._with_products(nullcontext())
 
     def loss_scale(self) -> LossScale:
