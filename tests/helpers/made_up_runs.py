@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from ampwise.plan.file import parse_plan
 from ampwise.records.environment import Environment
 from ampwise.records.run import Failure, RunEnd, RunRecord, StepRecord
-from ampwise.records.sensitivity import ModuleSensitivity, RangeFault, SensitivityRecord
+from ampwise.records.sensitivity import ModuleSensitivity, OutsideSensitivity, RangeFault, SensitivityRecord
 from ampwise.runner.script import Target
 from ampwise.tune.question import Question
 from ampwise.tune.tune import Tuner
@@ -34,6 +34,9 @@ class Script:
 
     harm: dict[str, float] = field(default_factory=dict)
     """Added to every loss while a module is in the low format, by its path."""
+    op_harm: dict[tuple[str | None, str], float] = field(default_factory=dict)
+    """The same for an operator of a module; outside of all modules that is None."""
+    beyond: list[OutsideSensitivity] = field(default_factory=list)
     modules: list[ModuleSensitivity] = field(default_factory=list)
     seed_noise: float = 0.004
     rerun_noise: float = 0.0
@@ -76,13 +79,19 @@ class Script:
     def _added(self, spec):
         plan = parse_plan(spec.plan)
         low = [path for path in self.harm if plan.resolve(path).compute != "fp32"]
-        return sum(self.harm[path] for path in low) + self.outside + self.unlucky.get(spec.repeat, 0.0) * bool(low)
+        ops = [(path, op) for path, op in self.op_harm if not _is_lifted(plan, path, op)]
+        return (
+            sum(self.harm[path] for path in low)
+            + sum(map(self.op_harm.get, ops))
+            + self.outside
+            + self.unlucky.get(spec.repeat, 0.0) * bool(low)
+        )
 
     def _record(self, spec, steps, *, end=RunEnd.STOPPED, failure=None):
         seen = None
         if spec.rehearse is not None:
             low = spec.rehearse_emulated or "fp16"
-            seen = SensitivityRecord(format=low, steps=(0, 3), modules=tuple(self.modules))
+            seen = SensitivityRecord(format=low, steps=(0, 3), modules=tuple(self.modules), outside=tuple(self.beyond))
         return RunRecord(
             variant=spec.variant,
             precision=spec.precision,
@@ -95,6 +104,12 @@ class Script:
             sensitivity=seen,
             peak_tensor_bytes=1000 if spec.precision == "fp32" else 700,
         )
+
+
+def _is_lifted(plan, path, op):
+    if path is not None:
+        return plan.resolve(path, op).compute == "fp32"
+    return any(rule.module is None and rule.op == op and rule.compute == "fp32" for rule in plan.rules)
 
 
 HERE = Environment(

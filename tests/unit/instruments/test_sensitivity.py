@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import relu
 
 from ampwise.emulate.emulation import emulated
 from ampwise.instruments.sensitivity import Sensitivity
@@ -254,3 +255,101 @@ def test_the_lists_and_the_emulation_go_with_it():
         measured(training(linear(0, 4, 4), randn(0, 5, 4)))
     with emulated("bf16"):
         pass
+
+
+class Scores(nn.Module):
+    """Several operators, of which the product leaves fp16's range, or takes its digits."""
+
+    def __init__(self, gain=1.0, shift=0.0):
+        super().__init__()
+        self.q, self.k, self.gain, self.shift = linear(0, 4, 4), linear(1, 4, 4), gain, shift
+
+    def forward(self, x):
+        scores = (self.q(x) * self.gain) @ self.k(x).transpose(0, 1) / self.gain
+        return (scores + self.shift - self.shift).softmax(-1) @ x
+
+
+def test_of_several_operators_the_one_is_named_that_overflows():
+    record = measured(training(Scores(gain=400.0), randn(0, 5, 4).abs() * 10))
+    own = of(record, "")
+    assert own.fault.op == "aten.mm"
+    assert own.operators == ("mul", "matmul", "div", "add", "sub")
+    assert own.at_fault == ("matmul",)
+    assert own.left == 0.0
+
+
+def test_of_several_operators_the_one_is_named_that_loses_the_digits():
+    class Shifted(nn.Module):
+        def forward(self, x):
+            return relu(x).square() * ((x + 300.0) - 300.0)
+
+    own = of(measured(training(nn.Sequential(linear(0, 4, 4), Shifted()), randn(0, 5, 4)), "bf16"), "1")
+    assert own.at_fault == ("add",)
+    assert own.left < 0.3
+    assert own.fell_together
+
+
+def test_two_operators_that_fail_apart_are_both_named():
+    class Both(nn.Module):
+        def forward(self, x):
+            return (x @ torch.full((4, 4), 4e4)).tanh() + (x * 6e4).tanh() - relu(x)
+
+    own = of(measured(training(nn.Sequential(linear(0, 4, 4), Both()), randn(0, 5, 4).abs() + 3)), "1")
+    assert set(own.at_fault) == {"matmul", "mul"}
+    assert set(own.operators) > {"matmul", "mul"}
+
+
+def test_what_a_cast_of_the_modules_own_breaks_is_no_operators():
+    class Cast(nn.Module):
+        def forward(self, x):
+            return (x.float() * 1e6).half().float() * 1e-6 + x.relu()
+
+    x = randn(0, 5, 4).abs()
+    own = of(measured(training(nn.Sequential(linear(0, 4, 4), Cast()), x)), "1")
+    assert own.at_fault == ()
+
+
+def test_a_layer_of_one_operator_has_none_at_fault():
+    case = next(one for one in KNOWN_ANSWERS if one.name == "t5_wo")
+    own = of(measured(case.make(1).in_fp32().step), case.module)
+    assert (own.operators, own.at_fault) == (("linear",), ())
+
+
+def contrastive(gain):
+    image, words = linear(0, 4, 4), linear(1, 4, 4)
+    optimizer = torch.optim.SGD([*image.parameters(), *words.parameters()], lr=0.01)
+    x = randn(0, 6, 4).abs() + 1
+
+    def step():
+        data = x * 1e5 @ x.T  # no part of the loss
+        a, b = image(x) * gain, words(x) * gain
+        loss = nn.functional.cross_entropy(a @ b.T / gain**2, torch.arange(6)) + 0 * data.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def test_operators_outside_of_the_modules_are_measured():
+    found = {one.op: one for one in measured(contrastive(1.0)).outside}
+    assert found["matmul"].score > 0
+    assert found["cross_entropy_loss"].score == 0.0
+    assert all(one.fault is None for one in found.values())
+    fault = {one.op: one for one in measured(contrastive(300.0)).outside}["matmul"].fault
+    assert fault.format == "fp16"
+    assert fault.amax > 65504
+    assert fault.line is not None
+
+
+def test_outside_too_the_loop_goes_on_bit_for_bit():
+    def losses(measure):
+        step, seen = contrastive(1.0), []
+        if measure:
+            measured(lambda: seen.append(step()), num_steps=4, steps=(0, 2))
+        else:
+            seen = [step() for _ in range(4)]
+        return seen, torch.overrides._get_current_function_mode()
+
+    assert losses(measure=True) == losses(measure=False)

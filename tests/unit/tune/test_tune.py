@@ -10,6 +10,7 @@ from ampwise.plan.file import parse_plan
 from ampwise.plan.plan import Plan, Rule
 from ampwise.records.files import from_json, load, to_json
 from ampwise.records.run import OWN_REFUSAL, Failure
+from ampwise.records.sensitivity import OutsideSensitivity
 from ampwise.records.tuning import Outcome, TuningRecord, TuningState
 from ampwise.runner.spec import Amp
 from ampwise.tune.tune import Tuner
@@ -311,3 +312,103 @@ def test_a_question_without_sense_is_refused(stack, question, says):
 def test_where_all_that_computes_overflows_only_fp32_is_left():
     script = Script(modules=[module("fc", fault=overflow())], harm={"fc": 1e-5})
     assert tuner(script).tune().outcome is Outcome.ONLY_FP32
+
+
+def products(num, *, op_harm=0.5, harm=None):
+    """Blocks that multiply and add; their products leave the range."""
+    modules = [
+        module(f"blocks.{i}", score=math.inf, fault=overflow(), operators=("matmul", "add"), at_fault=("matmul",))
+        for i in range(num)
+    ]
+    modules.append(module("head", score=1e-9, operators=("linear",)))
+    ops = {(f"blocks.{i}", "matmul"): op_harm for i in range(num)}
+    return Script(harm=harm or {}, op_harm=ops, modules=modules)
+
+
+def test_of_a_module_the_operator_at_fault_stays_alone():
+    record = tuner(products(1)).tune()
+    assert record.outcome is Outcome.FOUND
+    assert [(one.name, one.module, one.operators, one.is_certain) for one in record.kept] == [
+        ("matmul in blocks.0", "blocks.0", ("matmul",), True)
+    ]
+    rules = parse_plan(record.plan).rules
+    assert [(rule.module, rule.op, rule.compute) for rule in rules] == [("blocks.0", "matmul", "fp32")]
+    assert rules[0].because.startswith("fp16 overflow in mm, amax 8.1e+04")
+    assert "all of the model but 1 operator in its modules can be computed in fp16" in record.explanation
+    assert [(one.kept, one.seed) for one in record.trials] == [
+        (("blocks.0",), 0),
+        (("matmul in blocks.0",), 0),
+        (("matmul in blocks.0",), 1),
+    ]
+
+
+def test_where_the_operator_alone_is_not_enough_the_module_stays():
+    script = products(2, harm={"blocks.1": 0.3})
+    record = tuner(script).tune()
+    assert {one.name for one in record.kept} == {"matmul in blocks.0", "blocks.1"}
+    assert "all of the model but 1 module and 1 operator of others can be" in record.explanation
+    rules = parse_plan(record.plan).rules
+    assert {(rule.module, rule.op) for rule in rules} == {("blocks.0", "matmul"), ("blocks.1", None)}
+    assert "with it in fp16" not in rules[0].because
+
+
+def test_one_operator_in_every_module_takes_one_rule():
+    record = tuner(products(4)).tune()
+    assert [(rule.module, rule.op) for rule in parse_plan(record.plan).rules] == [(None, "matmul")]
+    assert "so in 4 modules, such as blocks.0" in parse_plan(record.plan).rules[0].because
+    assert len(record.trials) == 3
+
+
+def test_an_operator_outside_of_the_modules_is_kept_where_it_is_at_fault(stack):
+    stack.beyond = [
+        OutsideSensitivity(op="mul", num_calls=2, score=1e-12, relative=1e-4),
+        OutsideSensitivity(op="matmul", num_calls=2, score=math.nan, relative=math.inf, fault=overflow()),
+        OutsideSensitivity(op="exp", num_calls=2, score=None, relative=0.0),
+    ]
+    stack.op_harm = {(None, "matmul"): 0.7}
+    record = tuner(stack).tune()
+    assert [(one.name, one.module) for one in record.kept if one.operators] == [("matmul outside of the modules", None)]
+    assert [(rule.module, rule.op) for rule in parse_plan(record.plan).rules] == [
+        (None, "matmul"),
+        ("layers.2", None),
+        ("layers.5", None),
+    ]
+    assert record.explanation.endswith("can be computed in fp16, 1 operator outside of it has to stay")
+    assert [one.op for one in record.outside] == ["mul", "matmul", "exp"]
+
+
+def test_what_stays_in_bf16_stays_in_the_modules_alone(stack):
+    stack.beyond = [OutsideSensitivity(op="matmul", num_calls=2, score=9.0, relative=math.inf, fault=overflow())]
+    record = tuner(stack, high="bf16").tune()
+    assert all(one.module is not None for one in record.kept)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_first"),
+    [
+        ({"fell_together": True}, True),
+        ({"num_decisions": 100, "num_other_decisions": 10}, True),
+        ({"num_decisions": 100, "num_other_decisions": 4}, False),
+    ],
+)
+def test_silent_faults_are_kept_first(fields, is_first):
+    modules = [module(f"layers.{i}", score=1.0 + i) for i in range(6)]
+    modules.append(module("silent", score=0.0, **fields))
+    record = tuner(Script(modules=modules, harm={"silent": 0.5, "layers.5": 1e-5})).tune()
+    assert kept(record) == ["silent"]
+    assert (record.trials[0].kept == ("silent",)) == is_first
+    if "num_decisions" in fields:
+        assert f"{fields['num_other_decisions']}.0% of its decisions come out otherwise in fp16" in record.plan
+
+
+def test_rows_that_fall_together_stay_though_no_loss_shows_it():
+    modules = [module("rotary", score=0.0, relative=1.4, fell_together=True), module("fc")]
+    record = tuner(Script(modules=modules)).tune()
+    assert kept(record) == ["rotary"]
+    assert record.kept[0].is_certain
+
+
+def test_what_a_plan_takes_is_known_of_a_trial_that_was_made_before(stack):
+    record = tuner(stack).tune()
+    assert record.trials[-1].peak_tensor_bytes == record.peak_tensor_bytes == 700
+    assert record.trials[0].peak_tensor_bytes is None
