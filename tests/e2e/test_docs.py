@@ -19,7 +19,7 @@ GENERATED = {"reference.md", "rules/doctor.md", "rules/lint.md"}
 """Pages that the build of the documentation writes."""
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#:]+)\)")
 TRIED_ELSEWHERE = {"recipes.md", "integrations.md"}
-"""By tests/e2e/test_recipes.py, each recipe alone; and by tests/unit/integrations, against the libraries."""
+"""By tests/e2e/test_recipes.py, each recipe alone; and by test_integrations_page.py, against the libraries."""
 LESSONS = [page for page in PAGES if page.parent.name == "learn" and page.name != "claims.md"]
 """Pages to paste into Python: they import all they use, and show all they print."""
 BLOCK_AND_OUTPUT = re.compile(r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
