@@ -5,13 +5,12 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from ampwise.instruments.tallies import Measured, Reading, Tally, TallyKey, end_step, lost_updates, measure
+from ampwise.instruments.tallies import Before, Measured, Reading, Tally, TallyKey, end_step, measure, see_updates
 from ampwise.interpose.internal import internal, is_internal
 from ampwise.observe.dtypes import leaf_tensors
 from ampwise.observe.events import BackwardEnded, EventBus, StepOutcome, StepStarted
@@ -50,16 +49,6 @@ class _Budget:
         if self._max_share is None or math.isinf(self._plain_s):
             return 0
         return self._sampled + math.ceil(self._sample_s / (self._max_share * self._plain_s))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Before:
-    """A sample of a weight before the optimizer's step."""
-
-    key: TallyKey
-    parameter: nn.Parameter
-    weights: Tensor
-    has_gradient: Tensor
 
 
 class NumericsWatch:
@@ -112,7 +101,7 @@ class NumericsWatch:
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._outputs: list[weakref.ref[Tensor]] = []
         self._pending: dict[TallyKey, Measured] = {}
-        self._before: list[_Before] = []
+        self._before: list[Before] = []
         self._handles: list[Any] = []
         self._cost_s = 0.0
         self._budget = _Budget(max_share)
@@ -215,9 +204,10 @@ class NumericsWatch:
             for name, parameter_name, parameter in self._parameters():
                 if id(parameter) in moved and parameter.grad is not None and _is_measurable(parameter.grad):
                     self._add(TallyKey(TensorKind.WEIGHT, name, parameter_name), parameter)
+                    key = TallyKey(TensorKind.UPDATE, name, parameter_name)
                     self._before.append(
-                        _Before(
-                            key=TallyKey(TensorKind.UPDATE, name, parameter_name),
+                        Before(
+                            tally=self._tally(key, parameter.dtype),
                             parameter=parameter,
                             weights=sample(parameter).clone(),
                             has_gradient=sample(parameter.grad) != 0,
@@ -247,17 +237,8 @@ class NumericsWatch:
         for key, measured in self._pending.items():
             self._tally(key, measured.dtype).add(measured)
         if not _is_known_skip(event):
-            for before in self._before:
-                self._see_update(before, event)
+            see_updates(self._before, stepped=event.stepped)
         self._readings += [(self._step, reading) for reading in end_step(self._tallies.values(), place)]
-
-    def _see_update(self, before: _Before, event: StepOutcome) -> None:
-        after = sample(before.parameter)
-        tally = self._tally(before.key, before.weights.dtype)
-        wide = torch.promote_types(after.dtype, torch.float32)
-        tally.add(measure(after.to(wide) - before.weights.to(wide)))
-        tally.dtype = before.weights.dtype
-        tally.add_lost(lost_updates(before.weights, after, before.has_gradient, stepped=event.stepped))
 
     def _is_finished(self, step: int, reading: Reading) -> bool:
         return reading.has_arrived and self._finish(step, reading)

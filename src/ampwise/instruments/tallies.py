@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from ampwise.formats.spec import FloatFormat
 from ampwise.formats.table import FORMATS, find_format
 from ampwise.observe.dtypes import dtype_name
 from ampwise.observe.modules import ModuleName
-from ampwise.observe.statistics import amax, magnitude_counts, magnitude_counts_of_each, sample
+from ampwise.observe.statistics import extremes, magnitude_counts, magnitude_counts_of_each, sample
 from ampwise.records.numerics import NUM_BINS, LostUpdates, MagnitudeHistogram, TensorKind, TensorStatistics
 
 _NARROW = (FORMATS["bf16"], FORMATS["fp16"])
@@ -37,15 +38,52 @@ class Measured:
     num_elements: int
     elements: Tensor
     """Copies of at most 4,096 of them, shape (n,)."""
-    amax: Tensor
-    """0-dim."""
+    extremes: tuple[Tensor, Tensor]
+    """The least and the largest number, 0-dim."""
 
 
 def measure(tensor: Tensor) -> Measured:
     """Look at a tensor; what the loop writes to it afterwards changes nothing."""
     elements = sample(tensor).clone()
     whole = elements if elements.numel() == tensor.numel() else tensor
-    return Measured(tensor.dtype, tensor.numel(), elements, amax(whole))
+    return Measured(tensor.dtype, tensor.numel(), elements, extremes(whole))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """A sample of a weight before the optimizer's step."""
+
+    tally: "Tally"
+    """Of its updates."""
+    parameter: Tensor
+    weights: Tensor
+    """Shape (n,)."""
+    has_gradient: Tensor
+    """Bool, shape (n,)."""
+
+
+def see_updates(befores: Sequence[Before], *, stepped: bool | Tensor) -> None:
+    """Add what a step did to the weights to their tallies, those of one dtype and device together.
+
+    Args:
+        befores: the weights as they were.
+        stepped: whether the step was made; may lie on the device.
+    """
+    alike: dict[tuple[torch.dtype, torch.device], list[Before]] = {}
+    for one in befores:
+        alike.setdefault((one.weights.dtype, one.weights.device), []).append(one)
+    for (dtype, _), group in alike.items():
+        wide = torch.promote_types(dtype, torch.float32)
+        sizes = [one.weights.numel() for one in group]
+        old = torch.cat([one.weights for one in group])
+        new = torch.cat([sample(one.parameter) for one in group])
+        has_gradient = torch.cat([one.has_gradient for one in group])
+        lost = lost_updates(old, new, has_gradient, sizes=sizes, stepped=stepped)
+        updates = (new.to(wide) - old.to(wide)).split(sizes)
+        for one, update, row in zip(group, updates, lost, strict=True):
+            one.tally.add(Measured(wide, update.numel(), update, extremes(update)))
+            one.tally.dtype = dtype
+            one.tally.add_lost(row)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,28 +142,32 @@ def formats_of(dtype: torch.dtype) -> tuple[FloatFormat, ...]:
     return (own, *(_NARROW if own.storage_bits > 16 else ()))
 
 
-def lost_updates(before: Tensor, after: Tensor, has_gradient: Tensor, *, stepped: bool | Tensor) -> Tensor:
-    """How many updates were lost, and out of how many; a row for each of ``formats_of(before.dtype)``.
+def lost_updates(
+    before: Tensor, after: Tensor, has_gradient: Tensor, *, sizes: Sequence[int], stepped: bool | Tensor
+) -> Tensor:
+    """How many updates were lost, and out of how many, for each weight; a row for each of ``formats_of(before.dtype)``.
 
     Args:
-        before: the weights before the step, shape (n,).
+        before: several weights before the step, one behind the other, shape (n,).
         after: the weights after it.
         has_gradient: which of them had a gradient that was not zero.
+        sizes: how many numbers each of the weights has there.
         stepped: whether the step was made; may lie on the device.
 
     Returns:
-        int64 of shape (formats, 2), on the weights' device.
+        int64 of shape (len(sizes), formats, 2), on the weights' device.
     """
     wide = torch.promote_types(before.dtype, torch.float32)
     old = before.to(wide)
     update = (after.to(wide) - old).abs()
     is_updated = update > 0
-    rows = [torch.stack([(has_gradient & ~is_updated).sum(), has_gradient.sum()])]
-    rows += [
-        torch.stack([(is_updated & (update < half_ulp(old, row))).sum(), is_updated.sum()])
-        for row in formats_of(before.dtype)[1:]
-    ]
-    return torch.stack(rows) * stepped
+    counted = [has_gradient & ~is_updated, has_gradient]
+    for row in formats_of(before.dtype)[1:]:
+        counted += [is_updated & (update < half_ulp(old, row)), is_updated]
+    ends = torch.tensor([0, *accumulate(sizes)]).to(before.device, non_blocking=True)
+    sums = torch.nn.functional.pad(torch.stack(counted).cumsum(1), (1, 0))  # of all before; the sums of bools are int64
+    rows = sums.index_select(1, ends).diff(dim=1) * stepped
+    return rows.T.unflatten(1, (-1, 2))
 
 
 def half_ulp(weights: Tensor, row: FloatFormat) -> Tensor:
@@ -137,10 +179,17 @@ def half_ulp(weights: Tensor, row: FloatFormat) -> Tensor:
 
 
 class Reading:
-    """The largest magnitudes of one sampled step on their way from a device."""
+    """The largest magnitudes of one sampled step on their way from a device.
 
-    def __init__(self, tallies: Sequence[Tally], largest: Sequence[Tensor], place: int) -> None:
-        numbers = torch.stack([one.double() for one in largest])
+    Args:
+        tallies: Whose they are.
+        measured: What each was given.
+        place: Of the step among those sampled.
+    """
+
+    def __init__(self, tallies: Sequence[Tally], measured: Sequence[Measured], place: int) -> None:
+        low, high = (torch.stack(both).double() for both in zip(*(one.extremes for one in measured), strict=True))
+        numbers = torch.maximum(-low, high)
         self._tallies = tallies
         self._place = place
         self._event: torch.Event | None = None
@@ -178,8 +227,7 @@ def end_step(tallies: Iterable[Tally], place: int) -> list[Reading]:
     for group in by_device.values():
         _count(group)
     return [
-        Reading([one for one, _ in group], [measured.amax for _, measured in group], place)
-        for group in by_device.values()
+        Reading([one for one, _ in group], [measured for _, measured in group], place) for group in by_device.values()
     ]
 
 

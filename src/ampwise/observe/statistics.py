@@ -30,12 +30,20 @@ def amax(tensor: Tensor) -> Tensor:
     Returns:
         0-dim, on the tensor's device: fp64 for fp64, else fp32, exact. 0 for a tensor without elements.
     """
+    low, high = extremes(tensor)
+    return torch.maximum(-low, high).to(torch.promote_types(low.dtype, torch.float32))
+
+
+def extremes(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the largest number, 0-dim; both NaN if an element is, and 0 for a tensor without elements.
+
+    As for ``amax``, which is the larger of their magnitudes; those of many tensors can be compared at once.
+    """
     values = _real(tensor)
-    dtype = torch.promote_types(values.dtype, torch.float32)
     if not values.numel():
-        return torch.zeros((), dtype=dtype, device=values.device)
+        return values.new_zeros(()), values.new_zeros(())
     low, high = torch.aminmax(values)
-    return torch.maximum(-low, high).to(dtype)
+    return low, high
 
 
 def largest(tensors: Sequence[Tensor]) -> Tensor:
@@ -93,15 +101,17 @@ def magnitude_counts_of_each(tensors: Sequence[Tensor]) -> Tensor:
     """
     flat = [_real(one).reshape(-1) for one in tensors]
     device, sizes = flat[0].device, [one.numel() for one in flat]
-    values = torch.cat([one.float() for one in flat])
-    places = torch.where(values == 0, NUM_BINS, _places(values).to(torch.int64))
-    firsts = torch.arange(0, len(flat) * (NUM_BINS + 1), NUM_BINS + 1).to(device, non_blocking=True)
-    sizes_there = torch.tensor(sizes).to(device, non_blocking=True)
-    places += torch.repeat_interleave(firsts, sizes_there, output_size=sum(sizes))
+    values = torch.cat([one if one.dtype is torch.float32 else one.float() for one in flat])
+    places = torch.where(values == 0, NUM_BINS, _places(values))
     num_places = len(flat) * (NUM_BINS + 1)
     if device.type == "cpu":
+        for number, own in enumerate(places.split(sizes)):  # a tenth of the time of repeating each table's first place
+            own += number * (NUM_BINS + 1)
         counts = torch.bincount(places, minlength=num_places)
     else:
+        firsts = torch.arange(0, num_places, NUM_BINS + 1).to(device, non_blocking=True)
+        sizes_there = torch.tensor(sizes).to(device, non_blocking=True)
+        places = places + torch.repeat_interleave(firsts, sizes_there, output_size=sum(sizes))
         counts = torch.zeros(num_places, dtype=torch.int64, device=device).scatter_add_(
             0, places, torch.ones_like(places)
         )

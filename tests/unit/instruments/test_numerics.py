@@ -236,8 +236,19 @@ def test_half_an_ulp_is_the_formats_own(name):
 
 def test_a_step_that_was_skipped_on_the_device_lost_nothing():
     before = torch.ones(4)
-    lost = lost_updates(before, before.clone(), torch.ones(4) > 0, stepped=torch.tensor(data=False))
+    lost = lost_updates(before, before.clone(), torch.ones(4) > 0, sizes=[4], stepped=torch.tensor(data=False))
     assert lost.sum() == 0
+
+
+def test_lost_updates_are_counted_for_each_weight_alone():
+    before = torch.tensor([1.0, 1.0, 0.0, 1.0, 256.0])
+    after = torch.tensor([1.0, 1.0 + 2**-10, 1.0, 1.0 + 2**-12, 256.0])
+    has_gradient = torch.tensor([True, True, True, True, False])
+    lost = lost_updates(before, after, has_gradient, sizes=[2, 0, 3], stepped=True)
+    fp32, bf16, fp16 = lost.unbind(1)
+    assert fp32.tolist() == [[1, 2], [0, 0], [0, 2]]
+    assert bf16.tolist() == [[1, 1], [0, 0], [1, 2]]
+    assert fp16.tolist() == [[0, 1], [0, 0], [1, 2]]
 
 
 @dataclass
@@ -300,7 +311,7 @@ def test_compiled_models_are_measured_at_their_border_and_not_compiled_again():
 
 def test_a_tensor_that_cannot_be_measured_ends_nothing(monkeypatch):
     _, step = training()
-    monkeypatch.setattr("ampwise.instruments.tallies.amax", lambda _: 1 / 0)
+    monkeypatch.setattr("ampwise.instruments.tallies.extremes", lambda _: 1 / 0)
     record = watched(step)
     assert record.num_steps == 1
     assert "ZeroDivisionError" in record.note
@@ -395,8 +406,8 @@ def test_measuring_keeps_to_its_share_of_the_time(monkeypatch):
     record = watched(timed, num_steps=200, every=10, max_share=1 / 32)
     num_measured = sum(len(one.amax) for one in record.tensors) / len(record.steps)
     assert num_measured == 3 * 2 + 4 * 3
-    assert [one.index for one in record.steps] == [0, 72, 144]  # 18 tensors take 2.25 s, once in 72 s
-    assert record.cost_ms == pytest.approx(3 * 2250 / 200)
+    assert [one.index for one in record.steps] == [0, 56, 112, 168]  # 14 tensors take 1.75 s, once in 56 s
+    assert record.cost_ms == pytest.approx(4 * 1750 / 200)
 
 
 def slow_measure(now):
