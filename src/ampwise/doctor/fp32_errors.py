@@ -25,10 +25,13 @@ def error_of(case: Case, module: str) -> float | None:
 
 
 def born_here(case: Case, *, least: float, growth: float) -> Iterator[ModuleError]:
-    """Calls whose error arose in them: at least ``least``, ``growth`` times their input's, and in no module within."""
+    """Calls whose error arose in them: at least ``least``, ``growth`` times their input's, and in no module within.
+
+    An infinity of the low format's is the trace's to tell of.
+    """
     found: list[ModuleError] = []
     for one in errors(case):  # those within return first
-        is_large = math.isfinite(one.amax) and one.relative >= least
+        is_large = math.isfinite(one.amax) and math.isfinite(one.relative) and one.relative >= least
         if not is_large or one.relative < growth * (one.relative_input or 0.0):
             continue
         if not any(is_within(other.module, one.module) for other in found):

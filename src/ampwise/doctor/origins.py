@@ -15,6 +15,7 @@ from ampwise.records.nonfinite import Operand, Origin
 from ampwise.records.run import Role, RunRecord
 from ampwise.records.site import Site
 
+OR_BF16: Final = "; or compute in bf16, which has fp32's range"
 _MAX_SHOWN: Final = 3
 """Places a rule reports by themselves; one fault in every layer is one fault."""
 
@@ -105,6 +106,17 @@ def with_precision(case: Case, site: Site, remedy: str) -> str:
             "compute with `x.float()`."
         )
     return remedy
+
+
+def remedy_at(site: Site, remedy: str, *, or_else: str = "") -> str:
+    """The remedy that a plan carries out; where none reaches the place, what to write there."""
+    if site.module:
+        return remedy
+    where = "a model as a whole" if site.module == "" else "a line outside of the model"
+    return (
+        f"No rule of a plan reaches {where}: there write `with torch.autocast(x.device.type, enabled=False):` and "
+        f"compute with `x.float()`{or_else}."
+    )
 
 
 def because_of(origin: Origin) -> str:

@@ -27,8 +27,9 @@ def fp32_run(case: Case) -> RunRecord | None:
 def fp32_origin(case: Case) -> Origin | None:
     """The first operator that made infinities or NaN in the fp32 run."""
     for run in (case.rerun(Role.TRACED) if is_in_fp32(case) else None, fp32_run(case)):
-        if run is not None and run.nonfinite is not None and run.nonfinite.first is not None:
-            return run.nonfinite.first
+        found = run.nonfinite.origins if run is not None and run.nonfinite is not None else ()
+        if found:
+            return next((one for one in found if one.vanished is None), found[0])
     return None
 
 

@@ -2,7 +2,8 @@
 
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
-from ampwise.doctor.origins import origins
+from ampwise.doctor.faults import faults
+from ampwise.doctor.poles import is_pole
 from ampwise.records.run import NUM_SKIPS, StepRecord
 from ampwise.records.scaling import History, history_of
 from ampwise.records.scaling_signs import Sign, SignKind, signs
@@ -33,8 +34,13 @@ def forward_is_lost(case: Case) -> bool:
     """Whether the loss itself was not finite, so that no scale of it can be at fault."""
     shown = {Cause.OVERFLOW, Cause.MASK, Cause.INVALID, Cause.EMPTY_ROW, Cause.WIDE, Cause.UNCLEAR}
     return case.run.first_bad_loss is not None or any(
-        cause_of(one) in shown and one.vanished is None for one in origins(case)
+        cause_of(one) in shown and one.vanished is None for one in faults(case)
     )
+
+
+def is_blameless(case: Case) -> bool:
+    """Whether a forward pass that is lost, or an infinite slope, explains the skipped steps at any scale."""
+    return forward_is_lost(case) or any(cause_of(one) is Cause.BACKWARD and is_pole(one) for one in faults(case))
 
 
 def course(case: Case) -> str:

@@ -64,7 +64,8 @@ def examine(
     runs += [_made(target, one, tell, run) for one in follow_ups(runs[0], spec)]
     traced = next((one for one in runs if one.role is Role.TRACED), None)
     if traced is not None:
-        runs += _rescues(target, runs[0], traced, spec, tell=tell, run=run)
+        in_fp32 = next((one for one in runs if one.role is Role.IN_FP32), None)
+        runs += _rescues(target, runs[0], traced, spec, in_fp32=in_fp32, tell=tell, run=run)
     return Recording(
         created=datetime.now().astimezone().isoformat(timespec="seconds"),
         command=target.command,
@@ -80,13 +81,14 @@ def _rescues(
     traced: RunRecord,
     spec: LaunchSpec,
     *,
+    in_fp32: RunRecord | None,
     tell: Callable[[Progress], None],
     run: Runner,
 ) -> Iterator[RunRecord]:
     """Runs with the suspects in fp32: where the next module then fails, it becomes one too."""
     seen, kept = traced, ()
     for _ in range(_MAX_RESCUES):
-        one = rescue(seen, spec, kept=kept)
+        one = rescue(seen, spec, kept=kept, in_fp32=in_fp32)
         if one is None:
             return
         seen, kept = _made(target, one, tell, run), one.fp32_modules

@@ -8,6 +8,7 @@ from ampwise.plan.file import parse_plan
 from ampwise.plan.plan import Plan, Rule
 from ampwise.plan.writing import to_toml
 from ampwise.records.crash_kind import CrashKind, crash_kind, may_be_numeric
+from ampwise.records.nonfinite import Origin
 from ampwise.records.run import Role, RunRecord
 from ampwise.runner.instruments import ROWS
 from ampwise.runner.spec import Amp, LaunchSpec
@@ -57,15 +58,18 @@ def follow_ups(record: RunRecord, spec: LaunchSpec) -> Iterator[Pass]:
         yield Pass(role=Role.IN_FP32, spec=fp32)
 
 
-def rescue(seen: RunRecord, spec: LaunchSpec, *, kept: tuple[str, ...] = ()) -> Pass | None:
+def rescue(
+    seen: RunRecord, spec: LaunchSpec, *, kept: tuple[str, ...] = (), in_fp32: RunRecord | None = None
+) -> Pass | None:
     """The run with the modules that made infinities or NaN in fp32; None where the trace names no more of them.
 
     Args:
         seen: The run whose trace names them: the traced one, or a rescued one in which the next module failed.
         spec: What the watched run was told, its plan included, whose rules stay in front.
         kept: Modules that ``seen`` had in fp32 already.
+        in_fp32: The run in fp32: the infinities that it made and took out again are nobody's fault.
     """
-    modules = tuple(dict.fromkeys((*kept, *suspects(seen))))
+    modules = tuple(dict.fromkeys((*kept, *suspects(seen, in_fp32=in_fp32))))
     if modules == kept or "parameters" in (seen.left_alone or ""):  # those in half precision leave a rule no room
         return None
     given = parse_plan(spec.plan) if spec.plan is not None else Plan(default=spec.emulate or seen.precision)
@@ -79,10 +83,15 @@ def rescue(seen: RunRecord, spec: LaunchSpec, *, kept: tuple[str, ...] = ()) -> 
     )
 
 
-def suspects(traced: RunRecord) -> tuple[str, ...]:
+def suspects(traced: RunRecord, *, in_fp32: RunRecord | None = None) -> tuple[str, ...]:
     """The modules in which finite numbers became infinite or NaN, in the order they did; the whole model is none."""
-    origins = traced.nonfinite.origins if traced.nonfinite is not None else ()
-    return tuple(dict.fromkeys(origin.site.module for origin in origins if origin.site.module))
+    meant = {one.site for one in _origins(in_fp32)} if in_fp32 is not None and in_fp32.keeps_numbers else frozenset()
+    found = (one.site for one in _origins(traced) if one.site not in meant)
+    return tuple(dict.fromkeys(site.module for site in found if site.module))
+
+
+def _origins(record: RunRecord) -> tuple[Origin, ...]:
+    return record.nonfinite.origins if record.nonfinite is not None else ()
 
 
 def is_faulty(record: RunRecord) -> bool:

@@ -41,6 +41,8 @@ class StepRecord:
     """Sum of the scalar losses whose gradients this step used; None where there was none."""
     time_ms: float | None
     """Wall time since the same optimizer's last step ended; None for its first and for a step an instrument slowed."""
+    ahead_ms: float | None = None
+    """Of that, what passed before the first backward pass: data, forward pass. None where several optimizers step."""
     num_samples: int | None = None
     """Leading dimension of the first tensor given to the model, summed over micro-batches."""
     skipped: bool = False
@@ -114,6 +116,8 @@ class RankRecord:
     num_steps: int
     num_skipped: int
     step_ms_median: float | None = None
+    ahead_ms_median: float | None = None
+    """From a step's end to the next backward pass: what a rank does before others wait for its gradients."""
     peak_bytes: int | None = None
     first_bad_loss: int | None = None
     """The first step whose loss was not finite on this rank."""
@@ -200,6 +204,14 @@ class RunRecord:
     def has_lost_numbers(self) -> bool:
         """Whether a loss was not finite, or more steps in a row were left out than a scale that settles takes."""
         return self.first_bad_loss is not None or self.longest_skips >= NUM_SKIPS
+
+    @property
+    def keeps_numbers(self) -> bool:
+        """Whether every loss and weight was finite, and every gradient but a skipped step's; False if nobody looked."""
+        seen = self.nonfinite
+        if seen is None or self.has_lost_numbers or seen.loss_steps or seen.weight_steps:
+            return False
+        return {step.index for step in self.steps if step.skipped}.issuperset(seen.gradient_steps)
 
     def shows_loss_of(self, first: "RunRecord") -> bool:
         """Whether this rerun lost its numbers as ``first`` did.

@@ -129,3 +129,15 @@ def test_a_suspect_that_is_in_fp32_already_is_none():
     seen = replace(FP16, nonfinite=NonFiniteRecord(num_steps=3, origins=(origin("wo"),)))
     assert rescue(seen, SPEC, kept=("wo",)) is None
     assert rescue(seen, SPEC, kept=("head",)).fp32_modules == ("head", "wo")
+
+
+def test_what_a_healthy_run_in_fp32_makes_too_is_no_suspect():
+    log, product = origin("net.attention"), origin("net.wo")
+    traced = replace(FP16, nonfinite=NonFiniteRecord(num_steps=5, origins=(log, product)))
+    in_fp32 = replace(HEALTHY, nonfinite=NonFiniteRecord(num_steps=20, origins=(log,)))
+    assert suspects(traced) == ("net.attention", "net.wo")
+    assert suspects(traced, in_fp32=in_fp32) == ("net.wo",)
+    assert suspects(traced, in_fp32=with_losses(in_fp32, at_3=math.nan)) == ("net.attention", "net.wo")
+    found = rescue(traced, SPEC, in_fp32=in_fp32)
+    assert found is not None
+    assert found.fp32_modules == ("net.wo",)

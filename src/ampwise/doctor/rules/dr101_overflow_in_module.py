@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
-from ampwise.doctor.harmless import loses_nothing
-from ampwise.doctor.origins import findings, limits_of, origins, place_words
+from ampwise.doctor.faults import faults
+from ampwise.doctor.origins import OR_BF16, findings, limits_of, place_words, remedy_at
 from ampwise.doctor.rule import Rule
 from ampwise.doctor.weights import holds_large_weight
 from ampwise.records.finding import Example, Finding, RuleInfo, Severity
@@ -44,14 +44,16 @@ for _ in range(20):
 
 def check(case: Case) -> Iterator[Finding]:
     """Operators of the forward pass that made infinities of finite numbers in a narrow format, one a site."""
-    found = [one for one in origins(case) if cause_of(one) is Cause.OVERFLOW and not holds_large_weight(case, one)]
-    yield from findings(case, INFO, [(one, _message(one), INFO.remedy) for one in found])
+    found = [one for one in faults(case) if cause_of(one) is Cause.OVERFLOW and not holds_large_weight(case, one)]
+    yield from findings(
+        case, INFO, [(one, _message(one), remedy_at(one.site, INFO.remedy, or_else=OR_BF16)) for one in found]
+    )
 
 
 def reassure(case: Case) -> Iterator[str]:
     """Say how many steps went without one."""
     seen = case.run.nonfinite
-    if seen is not None and seen.num_steps and loses_nothing(case):
+    if seen is not None and seen.num_steps and case.run.keeps_numbers:
         yield f"no loss, gradient or weight was infinite or NaN in {seen.num_steps} step{'s' * (seen.num_steps != 1)}"
 
 

@@ -6,8 +6,8 @@ from typing import Final
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
-from ampwise.doctor.harmless import reaches_nothing
-from ampwise.doctor.origins import findings, limits_of, origins, place_words
+from ampwise.doctor.faults import faults, meant
+from ampwise.doctor.origins import findings, limits_of, place_words
 from ampwise.doctor.reruns import fails_in_fp32
 from ampwise.doctor.rule import Rule
 from ampwise.formats.spec import FloatFormat
@@ -53,21 +53,17 @@ for _ in range(20):
 
 def check(case: Case) -> Iterator[Finding]:
     """Operators of the forward pass whose operand has no finite result, one a site."""
-    found = [one for one in _invalid(case) if not reaches_nothing(case, one)]
+    found = [one for one in faults(case) if cause_of(one) is Cause.INVALID]
     is_vain = fails_in_fp32(case)
     yield from findings(case, INFO, [(one, _message(one), _remedy(one, is_vain=is_vain)) for one in found])
 
 
 def reassure(case: Case) -> Iterator[str]:
     """Name the operators whose infinities are meant: nothing shows them."""
-    found = [one for one in _invalid(case) if reaches_nothing(case, one)]
-    if found and found == _invalid(case):
+    found = meant(case)
+    if found and not faults(case):
         places = ", ".join(f"{inert_line(one.site.op or '')} ({inert_line(one.site.where or '')})" for one in found[:3])
         yield f"no loss, gradient or weight shows the infinities that {places} gives, in fp32 as well"
-
-
-def _invalid(case: Case) -> list[Origin]:
-    return [one for one in origins(case) if cause_of(one) is Cause.INVALID]
 
 
 def _message(origin: Origin) -> str:

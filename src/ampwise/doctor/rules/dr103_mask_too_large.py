@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
-from ampwise.doctor.harmless import loses_nothing, reaches_nothing
-from ampwise.doctor.origins import findings, limits_of, origins, place_words
+from ampwise.doctor.faults import faults
+from ampwise.doctor.origins import findings, limits_of, place_words
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Example, Finding, RuleInfo, Severity
 from ampwise.records.nonfinite import Origin
@@ -57,11 +57,11 @@ def check(case: Case) -> Iterator[Finding]:
 
     Scores of -inf are a remark where each row kept a key: they are masked all the same.
     """
-    found = [(one, cause_of(one)) for one in origins(case)]
+    found = [(one, cause_of(one)) for one in faults(case)]
     masks = [(one, _message(one), INFO.remedy) for one, cause in found if cause is Cause.MASK]
     for finding in findings(case, INFO, masks):
-        yield replace(finding, severity=Severity.INFO) if loses_nothing(case) else finding
-    empty = [one for one, cause in found if cause is Cause.EMPTY_ROW and not reaches_nothing(case, one)]
+        yield replace(finding, severity=Severity.INFO) if case.run.keeps_numbers else finding
+    empty = [one for one, cause in found if cause is Cause.EMPTY_ROW]
     rows = [(one, _row_message(one), _ROWS) for one in empty]
     yield from findings(case, INFO, rows, helps_in_fp32=False)
 

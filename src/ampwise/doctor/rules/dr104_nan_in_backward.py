@@ -2,30 +2,17 @@
 
 import math
 from collections.abc import Iterator
-from typing import Final
 
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
-from ampwise.doctor.origins import findings, format_of, origins, place_words, seen_beside
+from ampwise.doctor.faults import faults
+from ampwise.doctor.origins import findings, format_of, place_words, seen_beside
+from ampwise.doctor.poles import POLES, is_pole
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Example, Finding, RuleInfo, Severity
 from ampwise.records.nonfinite import FoundBy, NonFiniteKind, Origin
 from ampwise.records.site import Phase
-
-_POLES: Final = {
-    "aten.sqrt": "the root's slope at 0 is infinite: write (x + eps).sqrt()",
-    "aten.linalg_vector_norm": "a norm's slope at 0 is undefined: write (x.square().sum(-1) + eps).sqrt()",
-    "aten.norm": "a norm's slope at 0 is undefined: write (x.square().sum(-1) + eps).sqrt()",
-    "aten.std": "a deviation's slope at 0 is infinite: write (x.var(-1) + eps).sqrt()",
-    "aten.pow": "a power below 1 has an infinite slope at 0: clamp before it",
-    "aten.log": "the logarithm's slope at 0 is infinite: clamp before it",
-    "aten.log1p": "the slope of log1p at -1 is infinite: clamp before it",
-    "aten.acos": "its slope at 1 and -1 is infinite: clamp to 1 - eps",
-    "aten.asin": "its slope at 1 and -1 is infinite: clamp to 1 - eps",
-    "aten.atan2": "its slope at (0, 0) is undefined: add an epsilon",
-    "aten.div": "the slope of a division by 0 is infinite: clamp the divisor",
-}
 
 INFO = RuleInfo(
     id="DR104",
@@ -58,7 +45,7 @@ for _ in range(20):
 
 def check(case: Case) -> Iterator[Finding]:
     """Operators of the backward pass that made infinities or NaN, but what a loss scale brought about."""
-    seen = origins(case)
+    seen = faults(case)
     found = [one for one in seen if cause_of(one) is Cause.BACKWARD and not _is_explained(case, one, seen)]
     if case.run.final_scale is not None or (case.run.usage is not None and case.run.usage.has_scaler):
         found = [one for one in found if case.run.has_lost_numbers and not _is_of_scale(one)]
@@ -76,7 +63,7 @@ def _is_explained(case: Case, origin: Origin, seen: tuple[Origin, ...]) -> bool:
     if origin.found_by is FoundBy.GUARD:
         return seen[0] is not origin or is_lost
     forward = [one for one in seen_beside(case, origin) if _is_forward(one) and one.step == origin.step]
-    if forward and is_lost and origin.forward_op not in _POLES:
+    if forward and is_lost and origin.forward_op not in POLES:
         return True
     return any(
         one.site.module == origin.site.module
@@ -90,7 +77,9 @@ def _is_forward(origin: Origin) -> bool:
 
 
 def _is_of_scale(origin: Origin) -> bool:
-    """A scaled gradient that leaves fp16 is what a loss scale's skipped steps are for."""
+    """A scaled gradient that leaves fp16 is what a loss scale's skipped steps are for; a division by zero is not."""
+    if is_pole(origin):
+        return False
     return origin.kind is NonFiniteKind.INF or format_of(origin) == "fp16"
 
 
@@ -108,7 +97,7 @@ def _message(origin: Origin) -> str:
 
 
 def _remedy(origin: Origin) -> str:
-    pole = _POLES.get(origin.forward_op or "")
+    pole = POLES.get(origin.forward_op or "")
     if pole is not None:
         return f"{pole[0].upper()}{pole[1:]}; `torch.where` does not keep a gradient away, clamp inside of it."
     if origin.kind is NonFiniteKind.INF and format_of(origin) == "fp16":

@@ -6,7 +6,8 @@ from typing import Final
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of, holds_zero
-from ampwise.doctor.origins import findings, format_of, limits_of, origins, place_words
+from ampwise.doctor.faults import faults
+from ampwise.doctor.origins import findings, format_of, limits_of, place_words
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Example, Finding, RuleInfo, Severity
 from ampwise.records.nonfinite import FoundBy, Origin
@@ -44,7 +45,7 @@ for _ in range(20):
 
 def check(case: Case) -> Iterator[Finding]:
     """Operators of the optimizer that made infinities or NaN, or the parameter that only the guard saw."""
-    seen = origins(case)
+    seen = faults(case)
     found = [
         one
         for one in seen

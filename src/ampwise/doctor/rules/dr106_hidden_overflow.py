@@ -6,8 +6,9 @@ from typing import Final
 
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import NARROW, Cause, cause_of
+from ampwise.doctor.faults import faults
 from ampwise.doctor.fp32_errors import error_of
-from ampwise.doctor.origins import findings, format_of, limits_of, origins, place_words
+from ampwise.doctor.origins import OR_BF16, findings, format_of, limits_of, place_words, remedy_at
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
 from ampwise.records.nonfinite import Origin
@@ -58,7 +59,7 @@ for _ in range(20):
 
 def check(case: Case) -> Iterator[Finding]:
     """Overflows of the forward pass that the loss does not show, one a site."""
-    found = [one for one in origins(case) if cause_of(one) is Cause.HIDDEN]
+    found = [one for one in faults(case) if cause_of(one) is Cause.HIDDEN]
     yield from _narrow(case, [one for one in found if format_of(one) in NARROW])
     wide = [one for one in found if format_of(one) not in NARROW and not _is_meant(one)]
     for finding in findings(case, INFO, [(one, _message(one), _WIDE) for one in wide], helps_in_fp32=False):
@@ -67,7 +68,7 @@ def check(case: Case) -> Iterator[Finding]:
 
 def _narrow(case: Case, found: list[Origin]) -> Iterator[Finding]:
     """What fp32 holds: the error against it tells whether it matters."""
-    for finding in findings(case, INFO, [(one, _message(one), INFO.remedy) for one in found]):
+    for finding in findings(case, INFO, [(one, _message(one), _remedy(one)) for one in found]):
         module = finding.site.module if finding.site is not None else None
         error = error_of(case, module or "")
         op = finding.site.op if finding.site is not None else None
@@ -78,6 +79,11 @@ def _narrow(case: Case, found: list[Origin]) -> Iterator[Finding]:
             severity=Severity.INFO if is_harmless else INFO.severity,
             evidence=f"{finding.evidence}{shown}",
         )
+
+
+def _remedy(origin: Origin) -> str:
+    remedy = INFO.remedy if origin.site.op == "aten.pow" else INFO.remedy.partition("; in the code")[0] + "."
+    return remedy_at(origin.site, remedy, or_else=OR_BF16)
 
 
 def _is_meant(origin: Origin) -> bool:

@@ -6,7 +6,8 @@ from typing import Final
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
-from ampwise.doctor.origins import origins, place_words, seen_in
+from ampwise.doctor.faults import faults
+from ampwise.doctor.origins import place_words, seen_in
 from ampwise.doctor.reruns import fails_in_fp32
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
@@ -55,7 +56,7 @@ def check(case: Case) -> Iterator[Finding]:
     spoilt = [one for one in seen.buffers if "running_" in one] if seen is not None else []
     if not spoilt:
         return
-    producer = next((one for one in origins(case) if cause_of(one) in _FORWARD), None)
+    producer = next((one for one in faults(case) if cause_of(one) in _FORWARD), None)
     names = ", ".join(inert_line(one) for one in spoilt[:3])
     more = f" and {len(spoilt) - 3} more" if len(spoilt) > 3 else ""
     yield Finding(

@@ -5,7 +5,8 @@ from typing import Final
 
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
-from ampwise.doctor.origins import format_of, origins, place_words, seen_in
+from ampwise.doctor.faults import faults
+from ampwise.doctor.origins import format_of, place_words, seen_in
 from ampwise.doctor.reruns import fails_in_fp32, fp32_origin, fp32_run, is_in_fp32
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
@@ -62,7 +63,7 @@ def check(case: Case) -> Iterator[Finding]:
 
 def _first_wide(case: Case) -> Origin | None:
     """Where no run was in fp32: bf16 ends where fp32 does."""
-    return next((one for one in origins(case) if cause_of(one) is Cause.WIDE), None)
+    return next((one for one in faults(case) if cause_of(one) is Cause.WIDE), None)
 
 
 def _finding(case: Case, origin: Origin) -> Finding:
@@ -87,7 +88,7 @@ def _unseen(case: Case) -> Iterator[Finding]:
     """fp32's loss is lost, but no operator of its run was seen to lose it."""
     run = fp32_run(case)
     bad = run.first_bad_loss if run is not None else None
-    has_other = case.run.nonfinite is not None and (case.run.nonfinite.inputs or origins(case))
+    has_other = case.run.nonfinite is not None and (case.run.nonfinite.inputs or faults(case))
     if run is None or bad is None or has_other or case.run.first_bad_loss is None:
         return
     yield Finding(

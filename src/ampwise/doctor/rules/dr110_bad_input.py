@@ -6,7 +6,7 @@ from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Example, Finding, RuleInfo, Severity
-from ampwise.records.nonfinite import BadInput
+from ampwise.records.nonfinite import BadInput, NonFiniteRecord
 from ampwise.records.run import Role
 from ampwise.records.site import Phase, Site
 
@@ -52,8 +52,15 @@ def _inputs(case: Case) -> tuple[BadInput, ...]:
     """Those of the trace where there is one: a run that is watched now and then looks later."""
     for run in (case.rerun(Role.TRACED), case.run):
         if run is not None and run.nonfinite is not None and run.nonfinite.inputs:
-            return tuple(one for one in run.nonfinite.inputs if run.role is Role.TRACED or not one.is_parameter)
+            inputs = (one for one in run.nonfinite.inputs if run.role is Role.TRACED or not one.is_parameter)
+            return tuple(one for one in inputs if one.is_parameter or not _is_made_here(run.nonfinite, one))
     return ()
+
+
+def _is_made_here(seen: NonFiniteRecord, one: BadInput) -> bool:
+    """Whether another module was seen to make it: with weights spoilt by a step before, or in the same step."""
+    is_spoilt = any(step < one.step for step in seen.weight_steps)
+    return is_spoilt or any(origin.step == one.step and origin.vanished is None for origin in seen.origins)
 
 
 def _finding(one: BadInput, count: int) -> Finding:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from ampwise.doctor.case import Case
-from ampwise.doctor.origins import origins, place_words
+from ampwise.doctor.faults import faults
+from ampwise.doctor.origins import place_words
 from ampwise.doctor.reruns import what_removed_it
 from ampwise.doctor.rule import Rule
 from ampwise.doctor.scales import course, forward_is_lost, skips_often
@@ -46,7 +47,7 @@ def check(case: Case) -> Iterator[Finding]:
     """Skipped steps in a row while the loss itself is not finite."""
     if not (skips_often(case) and forward_is_lost(case)):
         return
-    first = next((one for one in origins(case) if one.site.op), None)
+    first = next((one for one in faults(case) if one.site.op), None)
     unscaled = case.rerun(Role.UNSCALED)
     bad = unscaled.first_bad_loss if unscaled is not None else None
     shown = [course(case), *what_removed_it(case)]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ampwise.doctor.case import Case
 from ampwise.doctor.reruns import what_removed_it
 from ampwise.doctor.rule import Rule
-from ampwise.doctor.scales import course, forward_is_lost, scaled_steps, skips_often
+from ampwise.doctor.scales import course, is_blameless, scaled_steps, skips_often
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
 
 INFO = RuleInfo(
@@ -41,7 +41,7 @@ for _ in range(20):
 def check(case: Case) -> Iterator[Finding]:
     """Skipped steps in a row with a finite loss, until a scale fitted or the run ended."""
     steps = scaled_steps(case)
-    if not skips_often(case) or forward_is_lost(case):
+    if not skips_often(case) or is_blameless(case):
         return
     if any(step.scale is not None and step.scale < 1.0 for step in steps):
         return  # a collapse is DR203's

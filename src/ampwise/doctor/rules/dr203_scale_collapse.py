@@ -1,13 +1,19 @@
 """DR203: the loss scale fell below 1 and still does not fit."""
 
 from collections.abc import Iterator
+from typing import Final
 
 from ampwise.doctor.case import Case
-from ampwise.doctor.reruns import fp32_run, what_removed_it
+from ampwise.doctor.reruns import fails_in_fp32, fp32_run, what_removed_it
 from ampwise.doctor.rule import Rule
-from ampwise.doctor.scales import course, forward_is_lost, scaled_steps, signs_of
+from ampwise.doctor.scales import course, is_blameless, scaled_steps, signs_of
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
 from ampwise.records.scaling_signs import SignKind
+
+_REMEDY_FP32: Final = (
+    "The same run in fp32 fails too, so precision cannot fix it: look for a division by zero in the backward pass, or "
+    "lower the learning rate."
+)
 
 INFO = RuleInfo(
     id="DR203",
@@ -54,7 +60,7 @@ for _ in range(20):
 def check(case: Case) -> Iterator[Finding]:
     """A scale below 1, or steps that are skipped at every scale, while the loss is finite."""
     steps = scaled_steps(case)
-    if not steps or forward_is_lost(case):
+    if not steps or is_blameless(case):
         return
     lowest = min(step.scale for step in steps if step.scale is not None)
     endless = signs_of(case, SignKind.EXPLOSION)
@@ -69,7 +75,7 @@ def check(case: Case) -> Iterator[Finding]:
         confidence=Confidence.LIKELY if fp32 is None or fp32.has_lost_numbers else Confidence.CERTAIN,
         message=what,
         evidence="; ".join([course(case), *what_removed_it(case)]),
-        remedy=INFO.remedy,
+        remedy=_REMEDY_FP32 if fails_in_fp32(case) else INFO.remedy,
     )
 
 

@@ -7,8 +7,9 @@ from typing import Final
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
+from ampwise.doctor.faults import faults
 from ampwise.doctor.fp32_errors import born_here, errors, rows_fell_together
-from ampwise.doctor.origins import origins, rule_that_helps, with_precision
+from ampwise.doctor.origins import rule_that_helps, with_precision
 from ampwise.doctor.rule import Rule
 from ampwise.records.against_fp32 import ModuleError
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
@@ -57,7 +58,7 @@ for _ in range(20):
 
 def check(case: Case) -> Iterator[Finding]:
     """Modules in which an error against fp32 arises, unless an overflow of theirs is told already."""
-    told = {one.site.module for one in origins(case) if cause_of(one) is not Cause.BACKWARD}
+    told = {one.site.module for one in faults(case) if cause_of(one) is not Cause.BACKWARD}
     found = [
         one
         for one in born_here(case, least=_LEAST, growth=_GROWTH)

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
+from ampwise.doctor.faults import faults
 from ampwise.doctor.fp32_errors import born_here, errors, is_within, rows_fell_together
-from ampwise.doctor.origins import origins, rule_that_helps, with_precision
+from ampwise.doctor.origins import remedy_at, rule_that_helps, with_precision
 from ampwise.doctor.rule import Rule
 from ampwise.formats.table import find_format
 from ampwise.records.against_fp32 import ModuleError
@@ -61,7 +62,7 @@ for _ in range(20):
 def check(case: Case) -> Iterator[Finding]:
     """The first module whose rows fell together, and no other: those behind it only pass it on."""
     wrong = {one.module for one in born_here(case, least=0.1, growth=8.0)}
-    overflowed = {one.site.module for one in origins(case)}  # infinite rows are equal too, for another reason
+    overflowed = {one.site.module for one in faults(case)}  # infinite rows are equal too, for another reason
     apart = (one for one in errors(case) if rows_fell_together(one) and not _passes_on(one, wrong))
     found = next((one for one in apart if not _holds(one, overflowed)), None)
     if found is not None:
@@ -98,7 +99,7 @@ def _finding(case: Case, one: ModuleError) -> Finding:
         f"{one.num_distinct} in {low}.",
         site=site,
         evidence=f"of {one.num_rows} rows on one batch; relative error {one.relative:.2f}{limit}",
-        remedy=with_precision(case, site, INFO.remedy),
+        remedy=with_precision(case, site, remedy_at(site, INFO.remedy)),
         plan_rule=rule_that_helps(case, site, f"its rows fall together in {low}"),
     )
 

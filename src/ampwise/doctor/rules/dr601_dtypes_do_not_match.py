@@ -86,7 +86,8 @@ def _remedy(case: Case) -> str:
             "Convert at that line (`x.to(other.dtype)`), or compute that module under "
             f"`torch.autocast(device, enabled=False)`{again}."
         )
-    return f"Convert at that line (`x.to(other.dtype)`), or compute the module in fp32 by this rule of a plan{again}."
+    rule = ", or compute the module in fp32 by this rule of a plan" if site_of(case).module else ""
+    return f"Convert at that line (`x.to(other.dtype)`){rule}{again}."
 
 
 RULE = Rule(info=INFO, check=check)

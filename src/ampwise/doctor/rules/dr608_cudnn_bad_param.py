@@ -52,7 +52,8 @@ def check(case: Case) -> Iterator[Finding]:
     kept = None if has_own_precision(case) else kept_in_fp32(site_of(case), "cuDNN refuses the call")
     message = f"cuDNN refuses {place_words(case)}.{differ}"
     sure = Confidence.CERTAIN if differ else Confidence.LIKELY
-    yield finding(case, INFO, message, confidence=sure, plan_rule=kept)
+    remedy = INFO.remedy if kept else INFO.remedy.replace(" by the plan's rule given here", "")
+    yield finding(case, INFO, message, remedy=remedy, confidence=sure, plan_rule=kept)
 
 
 RULE = Rule(info=INFO, check=check)

@@ -100,3 +100,15 @@ def test_a_trace_is_believed_before_the_watched_run():
 def test_a_healthy_run_is_reassured_only_where_somebody_looked():
     assert list(RULE.reassure(case())) == ["no loss, gradient or weight was infinite or NaN in 4 steps"]
     assert list(RULE.reassure(Case(recordings.recording([FP16], [])))) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "words"), [("", "a model as a whole"), (None, "a line outside of the model")], ids=["model", "script"]
+)
+def test_where_no_rule_reaches_the_line_itself_is_to_change(module, words):
+    (finding,) = RULE.check(case(replace(ORIGIN, site=replace(SITE, module=module))))
+    assert finding.plan_rule is None
+    assert finding.remedy == (
+        f"No rule of a plan reaches {words}: there write `with torch.autocast(x.device.type, enabled=False):` and "
+        "compute with `x.float()`; or compute in bf16, which has fp32's range."
+    )

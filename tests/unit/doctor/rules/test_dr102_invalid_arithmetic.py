@@ -108,3 +108,10 @@ def test_in_half_precision_it_is_meant_where_fp32_makes_it_too():
     assert len(list(RULE.check(case(LOG1P, watched=watched)))) == 1
     assert len(list(RULE.check(case(LOG1P, watched=watched, reruns=[fp32()])))) == 1
     assert list(RULE.check(case(LOG1P, watched=watched, reruns=[fp32(origins=[LOG1P])]))) == []
+
+
+def test_what_a_healthy_run_in_fp32_makes_too_is_meant_whatever_the_low_format_loses_elsewhere():
+    product = origin("aten.mm", operand(-9e3, 9e3), module="net.wo")
+    one = case(LONELY, product, reruns=[fp32(origins=[LONELY])])
+    assert list(RULE.check(one)) == list(RULE.reassure(one)) == []
+    assert len(list(RULE.check(case(LONELY, product, reruns=[fp32(origins=[LONELY], losses=LOST)])))) == 1

@@ -106,3 +106,9 @@ def test_a_scale_that_no_scaler_took_away_again_is_a_scale_too():
     mm = origin("aten.mm", operand(-9e3, 9e3), phase=Phase.BACKWARD, forward_op="aten.mm")
     watched = run(losses=LOST, usage=UsageRecord(num_steps=20, num_scaled=20))
     assert list(RULE.check(case(mm, watched=watched))) == []
+
+
+def test_a_division_by_zero_is_none_of_the_scales_doing():
+    watched = run(losses=GOOD, scale=65536.0, skipped=range(20))
+    (finding,) = RULE.check(case(ROOT, watched=watched))
+    assert finding.remedy.startswith("The root's slope at 0 is infinite")

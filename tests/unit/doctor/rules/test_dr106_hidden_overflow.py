@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from ampwise.doctor.rules.dr106_hidden_overflow import RULE
@@ -65,3 +67,9 @@ def test_one_in_fp32_is_named_and_no_precision_offered():
 @pytest.mark.parametrize("one", [wide("aten.exp"), wide(vanished="aten.where"), wide(vanished="aten.nan_to_num")])
 def test_one_in_fp32_that_the_script_expects_is_none(one):
     assert list(RULE.check(case(one, watched=run("fp32", losses=GOOD)))) == []
+
+
+@pytest.mark.parametrize(("op", "has_code"), [("aten.pow", True), ("aten.mul", False)])
+def test_the_remedy_in_code_is_that_of_a_square(op, has_code):
+    (finding,) = RULE.check(case(replace(SQUARE, site=replace(SQUARE.site, op=op)), watched=run(losses=GOOD)))
+    assert ("x.float().pow(2)" in finding.remedy) is has_code

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from ampwise.doctor.rules.dr110_bad_input import RULE
 from ampwise.records.run import Role
-from cases import bad_input, case, of, run, seen
+from cases import bad_input, case, of, origin, run, seen
 
 
 def test_the_argument_its_count_and_its_range_are_told():
@@ -25,3 +25,11 @@ def test_a_parameter_counts_where_somebody_looked_before_the_first_step():
 def test_it_is_silent_where_all_was_finite_or_nobody_looked():
     assert list(RULE.check(case())) == []
     assert list(RULE.check(of(run()))) == []
+
+
+def test_what_spoilt_weights_or_an_operator_of_the_step_made_is_no_input():
+    given = bad_input(module="net.distance", step=1)
+    assert list(RULE.check(case(inputs=(given,), weight_steps=(0, 1)))) == []
+    made = origin("aten.mm", module="net.encoder", step=1)
+    assert list(RULE.check(case(made, inputs=(given,)))) == []
+    assert len(list(RULE.check(case(inputs=(given,), weight_steps=(1,))))) == 1

@@ -13,6 +13,7 @@ from ampwise.doctor.rules import (
 )
 from ampwise.records.finding import Confidence, Severity
 from ampwise.records.run import Role
+from ampwise.records.site import Phase
 from cases import GOOD, case, fp32, of, operand, origin, run
 
 RULES = (dr201_not_the_scale, dr202_scale_starts_too_high, dr203_scale_collapse, dr204_scale_oscillation)
@@ -105,3 +106,17 @@ def test_how_many_steps_it_cost_is_told():
     (text,) = dr202_scale_starts_too_high.RULE.reassure(of(run(scale=65536.0, skipped=(0, 7))))
     assert text == "the loss scale cost 2 of 20 steps and is 16384"
     assert list(dr202_scale_starts_too_high.RULE.reassure(of(run()))) == []
+
+
+@pytest.mark.parametrize("scale", [16.0, 65536.0], ids=["collapsing", "too high"])
+def test_a_division_by_zero_in_backward_is_no_scales_fault(scale):
+    zero = operand(0.0, 3.5, dtype="fp32")
+    root = origin("aten.div", operand(-1.0, 1.0), zero, phase=Phase.BACKWARD, forward_op="aten.sqrt")
+    watched = run(scale=scale, skipped=range(20))
+    assert found(case(root, watched=watched)) == []
+
+
+def test_a_collapse_in_fp32_too_is_not_sent_to_bf16():
+    lost = fp32(losses=NAN)
+    by_rule = {finding.rule: finding for finding in found(of(run(scale=16.0, skipped=range(20)), lost))}
+    assert by_rule["DR203"].remedy.startswith("The same run in fp32 fails too")

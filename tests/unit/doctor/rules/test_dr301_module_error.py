@@ -67,3 +67,8 @@ def test_the_worst_is_told():
 def test_nothing_is_told_where_both_were_computed_alike_or_one_was_infinite():
     assert list(RULE.reassure(of(compared(error("net.a", 0.0), error("net.b", 0.0))))) == []
     assert list(RULE.reassure(of(compared(error("net.a", 0.004), error("net.b", float("inf")))))) == []
+
+
+def test_an_infinity_is_the_traces_to_tell():
+    lost = error("net.dropout", float("inf"), given=float("inf"))
+    assert list(RULE.check(of(run("fp16", against_fp32=against_fp32(lost))))) == []
