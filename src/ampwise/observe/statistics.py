@@ -106,7 +106,7 @@ def magnitude_counts_of_each(tensors: Sequence[Tensor]) -> Tensor:
     num_places = len(flat) * (NUM_BINS + 1)
     if device.type == "cpu":
         for number, own in enumerate(places.split(sizes)):  # a tenth of the time of repeating each table's first place
-            own += number * (NUM_BINS + 1)
+            own.add_(number * (NUM_BINS + 1))
         counts = torch.bincount(places, minlength=num_places)
     else:
         firsts = torch.arange(0, num_places, NUM_BINS + 1).to(device, non_blocking=True)
