@@ -110,6 +110,17 @@ def test_a_file_with_comments_is_left_as_it_is_where_nothing_changed(tmp_path):
     assert (tmp_path / "plan.toml").read_text() == WRITTEN
 
 
+def test_what_is_known_of_a_plan_takes_the_place_of_what_was_known(tmp_path):
+    plan, path = parse_plan(WRITTEN), tmp_path / "plan.toml"
+    path.write_text(WRITTEN)
+    for facts in (("found", "verified: a\nb"), ("found again",), ()):
+        save_plan(plan, path, facts=facts)
+        text = path.read_text()
+        assert text.endswith(WRITTEN)
+        assert text.removesuffix(WRITTEN) == "".join(f"#: {fact}\n" for fact in facts).replace("a\nb", "a b")
+        assert parse_plan(text) == plan
+
+
 def test_comments_go_with_their_rules():
     one, two = parse_plan(WRITTEN).rules
     text = update_toml(WRITTEN, Plan(default="bf16", rules=(two, Rule(module="new", compute="fp8"))))

@@ -79,7 +79,9 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     check_device(question.device)
     record = _tuned(target, question, state, resume=options["resume"])
     if record.plan is not None:
-        save_plan(parse_plan(record.plan), options["output"])
+        from ampwise.report.tuning import facts
+
+        save_plan(parse_plan(record.plan), options["output"], facts=tuple(facts(record)))
     _tell(record, options, target, state)
     return 0 if record.plan is not None else _NO_PLAN
 
@@ -140,7 +142,7 @@ def _tell(record: "TuningRecord", options: Mapping[str, Any], target: Target, st
         render_tuning(record, stdout_console())
     if record.plan is not None:
         name, script = (inert_line(str(one), max_length=1000) for one in (options["output"], " ".join(target.command)))
-        emulate = f" --emulate {record.target}" if record.emulated and not record.target.startswith("fp8") else ""
+        emulate = f" --emulate {record.target}" if record.emulated else ""
         click.echo(f"plan: {name}; follow it with: ampwise run --plan {name}{emulate} {script}", err=True)
     if state is not None and state.exists():
         click.echo(f"to go on: the same command with --resume (what was done is in {state})", err=True)

@@ -3,13 +3,14 @@
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from ampwise._base.files import write_atomically
+from ampwise._base.text import inert_line
 from ampwise.plan.file import VERSION
 from ampwise.plan.operators import cast_lists
 from ampwise.plan.plan import Plan, Rule
@@ -17,6 +18,9 @@ from ampwise.plan.tables import HEAD_KEYS, RULE_KEYS, RULES
 
 _ALWAYS: Final = ("default", "lists")
 """Keys that a written plan has even where they say what would hold without them."""
+_FACT: Final = "#: "
+"""How a comment begins that tells of the plan as it was written."""
+_FACTS: Final = re.compile(rf"^{_FACT}.*\n", re.MULTILINE)
 _HEADED: Final = re.compile(rf"(?:^[ \t]*#.*\n)*^[ \t]*\[\[[ \t]*{RULES}[ \t]*\]\]", re.MULTILINE)
 """Where a rule begins: at the comments right above its header."""
 
@@ -57,17 +61,22 @@ def update_toml(text: str, plan: Plan) -> str:
     return "\n".join(f"{block.rstrip()}\n" for block in blocks if block)
 
 
-def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+def save_plan(plan: Plan, path: str | os.PathLike[str], *, facts: Sequence[str] = ()) -> None:
     """Write the plan to ``path``, whole or not at all; a plan that is there already keeps its comments.
+
+    Args:
+        plan: The plan.
+        path: The file.
+        facts: What is known of the plan: comments at its beginning, in the place of those that an earlier call wrote.
 
     Raises:
         UsageError: the file cannot be written.
     """
     try:
-        text = update_toml(Path(path).read_bytes().decode(), plan)
+        text = update_toml(_FACTS.sub("", Path(path).read_bytes().decode()), plan)
     except (OSError, ValueError):
         text = to_toml(plan)
-    write_atomically(path, text)
+    write_atomically(path, "".join(f"{_FACT}{inert_line(fact, max_length=400)}\n" for fact in facts) + text)
 
 
 def _heads(plan: Plan) -> dict[str, object]:

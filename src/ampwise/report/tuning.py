@@ -30,8 +30,15 @@ def render_tuning(record: TuningRecord, console: Console) -> None:
 
 
 def tuning_json(record: TuningRecord) -> dict[str, Any]:
-    """The record in JSON's own types; floats that JSON lacks are tagged as in a record file."""
-    return to_plain(record)
+    """The record in JSON's own types, with what was verified in words; floats that JSON lacks are tagged."""
+    return {**to_plain(record), "verified": list(verified(record))}
+
+
+def facts(record: TuningRecord) -> Iterator[str]:
+    """What a plan file says of the plan in it: how it was found, and what was verified."""
+    yield f"found by ampwise {record.environment.ampwise} tune on {record.created}: {' '.join(record.command)}"
+    yield record.explanation
+    yield from verified(record)
 
 
 def verified(record: TuningRecord) -> Iterator[str]:
@@ -44,23 +51,24 @@ def verified(record: TuningRecord) -> Iterator[str]:
     yield from _noise(noise)
     if record.ranked_steps:
         steps = " and ".join(str(step + 1) for step in record.ranked_steps)
-        yield f"steps {steps} ranked the {record.num_modules} modules; their losses are not in that mean"
+        modules = _count(record.num_modules, "module")
+        yield f"held out: steps {steps} ranked the {modules}; their losses are in no comparison"
     trials = f"{_count(len(record.trials), 'trial')} of {record.num_steps} steps{_resumed(record)}"
     yield f"{trials}, beside 3 in fp32, in {record.seconds:.0f} s"
     if record.peak_tensor_bytes is not None and record.peak_tensor_bytes_fp32 is not None:
         sizes = format_bytes(record.peak_tensor_bytes), format_bytes(record.peak_tensor_bytes_fp32)
-        yield f"the tensors of a step hold {sizes[0]} at most, in fp32 {sizes[1]}"
+        yield f"predicted memory: the tensors of a step hold {sizes[0]} at most, in fp32 {sizes[1]}"
     if record.emulated and record.outcome.has_plan:
-        yield f"how fast it is was not measured: {record.target} was emulated on a CPU"
+        yield f"speed: not measured, for {record.target} was emulated on a CPU"
     elif record.ratio_time is not None:
-        yield f"a step takes {1 / record.ratio_time:.2f} times as long as in fp32"
+        yield f"speed: a step takes {1 / record.ratio_time:.2f} times as long as in fp32"
 
 
 def _noise(noise: NoiseRecord) -> Iterator[str]:
     level = noise.level or math.nan
     again = "the same losses" if not noise.rerun else f"a mean loss {noise.rerun / level:.2%} off"
     other = f"one {noise.seeds / level:.2%} off"
-    yield f"tolerated are {noise.tolerance:.2%} of the loss: in fp32 the same seeds give {again}, another seed {other}"
+    yield f"noise of fp32: the same seeds give {again}, another seed {other}; tolerated are {noise.tolerance:.2%}"
 
 
 def _losses(record: TuningRecord) -> str:
@@ -70,7 +78,7 @@ def _losses(record: TuningRecord) -> str:
     if not trials or noise is None:
         return "no trial of this plan is on record"
     told = "; with another seed ".join(_reason(one) for one in sorted(trials, key=lambda one: one.seed))
-    return f"verified: in the mean of the last {noise.num_steps} of {record.num_steps} steps {told}"
+    return f"loss parity: in the mean of the last {noise.num_steps} of {record.num_steps} steps {told}"
 
 
 def _reason(trial: TrialRecord) -> str:

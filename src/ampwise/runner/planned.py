@@ -1,6 +1,7 @@
 """Lets a run follow a plan."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 from ampwise._base.errors import CannotRunError, UsageError
 from ampwise._base.suggest import not_one_of
@@ -9,7 +10,7 @@ from ampwise.emulate.recipes import RECIPES
 from ampwise.formats.table import find_format
 from ampwise.plan.file import preset_rows
 from ampwise.plan.find import find_plan
-from ampwise.plan.plan import Plan
+from ampwise.plan.plan import Plan, Rule
 from ampwise.plan.presets import PRECISIONS, get_precision
 from ampwise.plan.writing import to_toml
 from ampwise.runner.spec import LaunchSpec
@@ -68,22 +69,43 @@ def with_plan(spec: LaunchSpec, plan: Plan) -> LaunchSpec:
             'theirs come out of backward scaled, and vanish there; write parameters = "bf16" or "fp32" in the plan'
         )
     if spec.emulate is not None:
-        _check_emulated(spec.emulate, plan)
+        plan = _emulated(spec.emulate, plan)
     precision = spec.emulate or get_precision(plan.default).name
     return replace(spec, plan=to_toml(plan), precision=precision, lists=plan.lists)
 
 
-def _check_emulated(emulate: str, plan: Plan) -> None:
+def _emulated(emulate: str, plan: Plan) -> Plan:
+    """The plan beside an emulation: without the rules by which every linear layer is in fp8, which is emulated."""
     expected = RECIPES[emulate].autocast or "fp32"
     if plan.default not in {expected, emulate}:
         raise UsageError(
             f"--emulate {emulate} computes in {expected} around its products, but the plan's default is "
             f'{plan.default}; write default = "{expected}" in it, or emulate {plan.default}'
         )
-    fp8 = next((f"rules[{index}]" for index, rule in enumerate(plan.rules) if rule.compute.startswith("fp8")), None)
+    rest = replace(plan, rules=tuple(rule for rule in plan.rules if rule.compute != emulate))
+    if emulate.startswith("fp8") and _is_in_every_product(emulate, plan):
+        return rest
+    fp8 = next((index for index, rule in enumerate(plan.rules) if rule.compute.startswith("fp8")), None)
     if fp8 is not None:
         raise UsageError(
-            f"{fp8} of the plan computes in fp8, where the plan says; --emulate {emulate} takes "
+            f"rules[{fp8}] of the plan computes in fp8, where the plan says; --emulate {emulate} takes "
             f"{'every product with a weight' if emulate.startswith('fp8') else 'no product'} in fp8. "
             "Leave --plan out and write --emulate fp8, or leave the rule out of the plan"
         )
+    return plan
+
+
+def _is_in_every_product(emulate: str, plan: Plan) -> bool:
+    """Whether the plan has ``linear`` in the format wherever autocast is on: at first, and where the default returns."""
+    linear = Rule(op="linear", compute=emulate)
+    places = [rule.module for rule in plan.rules if rule.operators is None and rule.compute == plan.default]
+    again = [
+        rule.module
+        for before, rule in pairwise(plan.rules)
+        if (before.operators, before.module, before.compute) == (None, rule.module, plan.default)
+        and (rule.operators, rule.compute) == (linear.operators, emulate)
+    ]
+    in_fp8 = [rule for rule in plan.rules if rule.compute.startswith("fp8")]
+    first = plan.rules[0] if plan.rules else None
+    is_first = first is not None and (first.selector, first.compute) == (linear.selector, emulate)
+    return is_first and places == again and len(in_fp8) == 1 + len(again)

@@ -56,20 +56,6 @@ def answer(
     )
 
 
-def check_parameters(run: RunRecord) -> None:
-    """Refuse a training whose parameters are in half precision: what was to be its fp32 is none.
-
-    Raises:
-        CannotRunError: they are.
-    """
-    if run.left_alone is not None and "parameters" in run.left_alone:
-        own = inert_line(run.left_alone, max_length=120)
-        raise CannotRunError(
-            f"the script keeps its parameters in half precision ({own}), so there is no fp32 to compare with, and no "
-            "rule could bring a module back to it; leave them in fp32 and let the plan cast"
-        )
-
-
 def check_losses(run: RunRecord) -> None:
     """Refuse a training without a loss.
 

@@ -23,7 +23,8 @@ from ampwise.runner.environment import describe_environment
 from ampwise.runner.script import Target
 from ampwise.runner.spec import LaunchSpec
 from ampwise.runner.summary import NO_STEP_FOUND
-from ampwise.tune.outcome import answer, check_losses, check_parameters, notes_on, origin_in, what_failed
+from ampwise.tune.half import check_parameters
+from ampwise.tune.outcome import answer, check_losses, notes_on, origin_in, what_failed
 from ampwise.tune.parity import noise_of
 from ampwise.tune.question import Question
 from ampwise.tune.reasons import reasons_for
@@ -136,7 +137,7 @@ class Tuner:
             if place == len(made):
                 made.append(order())
                 journal.add_fp32(made[-1])
-            check_parameters(made[place])
+            check_parameters(made[place], self.target)
             if not made[place].has_finished or made[place].has_lost_numbers:
                 return self._failed(made[place], made[0])
             check_losses(made[place])

@@ -62,10 +62,36 @@ def test_what_is_emulated_says_the_precision():
         in_precision(LaunchSpec(precision="fp16", emulate="fp16"), "t5")
 
 
-@pytest.mark.parametrize(("emulated", "what"), [("fp8_e4m3", "every product with a weight"), ("bf16", "no product")])
-def test_a_plan_in_fp8_and_emulation_do_not_go_together(emulated, what):
-    with pytest.raises(UsageError, match=rf"rules\[0\] of the plan.*{what}.*write --emulate fp8"):
-        with_plan(LaunchSpec(precision=emulated, emulate=emulated), presets()["fp8"].plan)
+LINEAR = Rule(op="linear", compute="fp8_e4m3", grad="fp8_e5m2")
+LINEAR_IN_A = Rule(module="a.*", op="linear", compute="fp8_e4m3")
+LOW_AGAIN = Rule(module="a.*", compute="bf16")
+
+
+@pytest.mark.parametrize(
+    ("emulated", "rules", "what"),
+    [
+        ("fp8_e4m3", (LINEAR_IN_A,), "every product with a weight"),
+        ("fp8_e4m3", (LINEAR_IN_A, LINEAR), "every product with a weight"),
+        ("fp8_e4m3", (LINEAR, LOW_AGAIN), "every product with a weight"),
+        ("fp8_e4m3", (LINEAR, *RULES, LINEAR_IN_A), "every product with a weight"),
+        ("fp8_e5m2", (LINEAR,), "every product with a weight"),
+        ("bf16", (LINEAR,), "no product"),
+    ],
+)
+def test_some_products_in_fp8_and_emulation_do_not_go_together(emulated, rules, what):
+    with pytest.raises(UsageError, match=rf"rules\[\d\] of the plan.*{what}.*write --emulate fp8"):
+        with_plan(LaunchSpec(precision=emulated, emulate=emulated), Plan(default="bf16", rules=rules))
+
+
+def test_fp8_in_every_linear_layer_is_what_is_emulated():
+    rules = (LINEAR, *RULES, LOW_AGAIN, LINEAR_IN_A)
+    spec = with_plan(LaunchSpec(precision="fp8_e4m3", emulate="fp8_e4m3"), Plan(default="bf16", rules=rules))
+    assert parse_plan(spec.plan).rules == (*RULES, LOW_AGAIN)
+
+
+def test_a_layer_that_fp8_leaves_out_is_not_what_is_emulated():
+    with pytest.raises(UsageError, match=r"rules\[0\] of the plan"):  # its *.lm_head stays in bf16
+        with_plan(LaunchSpec(precision="fp8_e4m3", emulate="fp8_e4m3"), presets()["fp8"].plan)
 
 
 def test_a_plan_or_a_precision_is_asked_for_never_both():

@@ -153,8 +153,22 @@ def test_too_few_losses_are_refused(stack):
 
 
 def test_half_precision_parameters_are_refused(stack):
-    stack.left_alone = "fp16 parameters at train.py:3"
-    with pytest.raises(CannotRunError, match="leave them in fp32 and let the plan cast"):
+    stack.left_alone = "SGD given float16 parameters at train.py:3"
+    with pytest.raises(CannotRunError, match="Leave model and data in fp32; then tune it again"):
+        tuner(stack).tune()
+
+
+def test_of_half_precision_the_lines_are_named_that_ask_for_it(stack, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = ["import torch", "model = make().half()", "half = 1", "x = data.to(torch.float16)", "y = x.float()"]
+    (tmp_path / "train.py").write_text("\n".join(lines))
+    stack.left_alone = "SGD given float16 parameters at train.py:3"
+    with pytest.raises(CannotRunError, match="half precision") as refused:
+        tuner(stack).tune()
+    told = str(refused.value)
+    assert "of its data: train.py:2 (model = make().half()), train.py:4 (x = data.to(torch.float16)); then" in told
+    (tmp_path / "train.py").write_text("\n".join(["model.bfloat16()"] * 9))
+    with pytest.raises(CannotRunError, match=r"train.py:4 \(model.bfloat16\(\)\) and 5 more; then"):
         tuner(stack).tune()
 
 
