@@ -96,7 +96,7 @@ def _emulated(emulate: str, plan: Plan) -> Plan:
 
 
 def _is_in_every_product(emulate: str, plan: Plan) -> bool:
-    """Whether the plan has ``linear`` in the format wherever autocast is on: at first, and where the default returns."""
+    """Whether ``linear`` is in the format wherever autocast is on: first of all, and where the default returns."""
     linear = Rule(op="linear", compute=emulate)
     places = [rule.module for rule in plan.rules if rule.operators is None and rule.compute == plan.default]
     again = [
