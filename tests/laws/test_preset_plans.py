@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from ampwise.plan.presets import presets
+from ampwise.runtime.casts.autocast import autocast
 from ampwise.runtime.casts.casting import apply_plan, plan_in_effect
 from torchao_stand_in import Float8Linear, put_in_place
 
@@ -87,6 +88,31 @@ def test_compiled_equals_eager(name, backend, monkeypatch):
             assert torch.equal(one, other)
         else:  # it keeps fp32 between operators that it fuses
             assert torch.allclose(one.float(), other.float(), atol=0.03, rtol=0.1)
+
+
+IN_REGIONS = [name for name in NAMES if name not in {"fp8", "bf16-pure"}]
+"""Presets that a region of code can be in: the others change the model's layers, or the optimizer."""
+
+
+@pytest.mark.filterwarnings("ignore:plan. no module for")
+@pytest.mark.parametrize("name", IN_REGIONS)
+def test_a_region_computes_what_the_plan_computes_eager_and_compiled_and_leaves_nothing(name):
+    net, torchs = model(name), [torch.get_autocast_dtype("cpu"), torch.backends.cuda.matmul.fp32_precision]
+    with plan_in_effect(net, name):
+        expected = outcome(net, net)
+    torch._dynamo.reset()
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    region = autocast("cpu", plan=name, model=net)
+    for _ in range(2):
+        for call in (net, compiled):
+            found = outcome(region(call), net)
+            # what a plan gives to code outside of autocast is fp32; within, it is what autocast gives
+            assert torch.equal(found[0].float(), expected[0])
+            for one, other in zip(found[1:], expected[1:], strict=True):
+                # torch compiles the backward pass under the autocast that is around a compiled call, too
+                assert torch.equal(one, other) if call is net else torch.allclose(one, other, atol=1e-4, rtol=0.01)
+    assert not any("forward" in vars(module) for module in net.modules())
+    assert [torch.get_autocast_dtype("cpu"), torch.backends.cuda.matmul.fp32_precision] == torchs
 
 
 @pytest.mark.filterwarnings("ignore:plan. no module for")
