@@ -57,6 +57,8 @@ class _WaitingStep:
     """Index of the same optimizer's step before it: its time counts all that came after."""
     losses: tuple[Later, ...]
     start: Any
+    first_backward: Any
+    """Mark of the first backward pass since any step; None where none was seen."""
     end: Any
     num_samples: int | None
     stepped: bool | torch.Tensor
@@ -104,6 +106,7 @@ class StepWatcher:
         self._last_used = _micro_batches()
         self._num_samples = 0
         self._is_in_backward = False
+        self._first_backward: Any = None
         self._num_steps = 0
         self._cost_s = 0.0
 
@@ -162,6 +165,8 @@ class StepWatcher:
             self._num_samples = 0
             if event.roots and self._clock is None:
                 self._device = event.roots[0].device
+            if self._clock is not None and self._first_backward is None:
+                self._first_backward = self._clock.mark()
             self._since_any.append(micro_batch)
             for optimizer in (*self._optimizers.values(), *([self._by_hand] if self._by_hand else [])):
                 optimizer.since_own.append(micro_batch)
@@ -189,13 +194,14 @@ class StepWatcher:
                 since=optimizer.last_index,
                 losses=tuple(loss for one in used for loss in one.losses),
                 start=optimizer.last_end,
+                first_backward=self._first_backward,
                 end=self._clock.mark(),
                 num_samples=self._num_evaluated() if self._evaluates else sum(one.num_samples for one in used) or None,
                 stepped=_snapshot(event.stepped),
                 scale=_snapshot(event.scale),
             )
             self._waiting.append(step)
-            optimizer.last_index, optimizer.last_end = step.index, step.end
+            optimizer.last_index, optimizer.last_end, self._first_backward = step.index, step.end, None
             self._num_steps += 1
             if len(self._waiting) >= _WINDOW:
                 self._settle()
@@ -232,11 +238,13 @@ class StepWatcher:
     def _read(self, step: _WaitingStep) -> StepRecord:
         losses = [float(loss) for loss in step.losses]
         has_time = self._clock is not None and step.start is not None
+        has_ahead = has_time and step.first_backward is not None and step.since == step.index - 1
         return StepRecord(
             index=step.index,
             optimizer=step.optimizer,
             loss=sum(losses) if losses else None,
             time_ms=self._clock.ms_between(step.start, step.end) if self._clock and has_time else None,
+            ahead_ms=self._clock.ms_between(step.start, step.first_backward) if self._clock and has_ahead else None,
             num_samples=step.num_samples,
             skipped=not bool(step.stepped),
             scale=None if step.scale is None else float(step.scale),
@@ -279,4 +287,4 @@ def _snapshot(value: Any) -> Any:
 
 
 def _without_time(record: StepRecord) -> StepRecord:
-    return replace(record, time_ms=None)
+    return replace(record, time_ms=None, ahead_ms=None)

@@ -6,8 +6,10 @@ from dataclasses import replace
 from statistics import median
 from typing import Final, TypeVar
 
+from ampwise._base.units import format_ms
 from ampwise.records.nonfinite import BadInput, FoundBy, NonFiniteRecord, Origin
 from ampwise.records.numerics import NumericsRecord, TensorStatistics
+from ampwise.records.rank_sections import sections_of
 from ampwise.records.run import RankRecord, RunEnd, RunRecord, StepRecord, timed_steps
 from ampwise.records.site import Phase
 
@@ -23,6 +25,10 @@ _LOST_PEER: Final = (
 """What gloo and NCCL say on ranks that only waited for the one that failed."""
 _COPIES: Final = ("c10d", "copy_", "div", "foreach", "_fused", "add_", "mul")
 """Operators by which a reduction hands on what another rank made."""
+_LATE: Final = 0.1
+"""The part of a step by which a rank that holds up the others comes late, at least."""
+_LATE_MS: Final = 1.0
+"""And in all: shorter ones are the machine's noise."""
 
 
 def merged(runs: Sequence[tuple[int, RunRecord]]) -> RunRecord:
@@ -30,17 +36,20 @@ def merged(runs: Sequence[tuple[int, RunRecord]]) -> RunRecord:
 
     A step's loss is the mean over ranks, as their gradients' is; its time that of the slowest; it is skipped where any
     rank says so. Memory is the fullest rank's, histograms are summed, extremes are the largest, and what is infinite or
-    NaN is told of the rank that made it, not of those that were handed it. All else is the lowest rank's.
+    NaN is told of the rank that made it, not of those that were handed it; ``sections_of`` says it of the other
+    instruments. All else is the lowest rank's that made a step.
 
     Args:
         runs: with their ranks; at least one.
     """
     ordered = sorted(runs, key=lambda one: one[0])
-    base = ordered[0][1]
+    records = [run for _, run in ordered]
+    base = next((run for run in records if run.steps), records[0])
     if len(ordered) == 1:
         return base
-    records = [run for _, run in ordered]
     end = _worst(records)
+    sections, others = sections_of(ordered)
+    ranks = tuple(_of_rank(rank, run) for rank, run in ordered)
     return replace(
         base,
         end=end.end,
@@ -51,8 +60,9 @@ def merged(runs: Sequence[tuple[int, RunRecord]]) -> RunRecord:
         peak_allocated_bytes=_largest(run.peak_allocated_bytes for run in records),
         numerics=_numerics([(rank, run.numerics) for rank, run in ordered if run.numerics is not None]),
         nonfinite=_nonfinite([(rank, run.nonfinite) for rank, run in ordered if run.nonfinite is not None]),
-        notes=(*base.notes, *_notes(ordered)),
-        ranks=tuple(_of_rank(rank, run) for rank, run in ordered),
+        notes=(*base.notes, *_notes(ordered), *_late(ranks), *others),
+        ranks=ranks,
+        **sections,
     )
 
 
@@ -65,23 +75,53 @@ def _of_rank(rank: int, run: RunRecord) -> RankRecord:
         num_steps=len(run.steps),
         num_skipped=run.num_skipped,
         step_ms_median=median(times) if times else None,
+        ahead_ms_median=_ahead(run),
         peak_bytes=_largest((run.peak_tensor_bytes, run.peak_allocated_bytes)),
         first_bad_loss=run.first_bad_loss,
     )
 
 
+def _ahead(run: RunRecord) -> float | None:
+    times = [step.ahead_ms for step in timed_steps(run) if step.ahead_ms is not None]
+    return median(times) if times else None
+
+
+def _late(ranks: Sequence[RankRecord]) -> list[str]:
+    """Which rank the others wait for: they have equal steps then, and differ in what comes before the backward pass."""
+    known = {one.rank: one.ahead_ms_median for one in ranks if one.ahead_ms_median is not None}
+    steps = [one.step_ms_median for one in ranks if one.step_ms_median is not None]
+    if len(known) < 2 or not steps:
+        return []
+    latest = max(known, key=lambda rank: known[rank])
+    lead = known[latest] - median(ms for rank, ms in known.items() if rank != latest)
+    if lead < max(_LATE * max(steps), _LATE_MS):
+        return []
+    words = f"rank {latest} comes to its backward pass {format_ms(lead)} later than the others, who wait for it: "
+    return [words + "look at its data and its forward pass"]
+
+
 def _worst(records: Sequence[RunRecord]) -> RunRecord:
-    """The record that says why the run ended: a rank's own fault before that of those that waited for it."""
+    """The record that says why the run ended: a rank's own fault before that of those that waited for it.
+
+    A rank that lost others when these had made the steps asked for, or that had no batch, is no reason.
+    """
+    is_stopped = any(run.end is RunEnd.STOPPED for run in records)
 
     def badness(run: RunRecord) -> int:
-        if run.has_finished:
-            return 3
-        if run.failure is None:
-            return 2
-        waited = any(words in run.failure.message.lower() for words in _LOST_PEER) or run.end is RunEnd.KILLED
-        return 1 if waited else 0
+        if run.has_finished or (run.end is RunEnd.NO_STEPS and any(one.steps for one in records)):
+            return 3 if run.end is RunEnd.STOPPED or not is_stopped else 4
+        if _is_left_behind(run):
+            return 5 if is_stopped else 1
+        return 2 if run.failure is None else 0
 
-    return min(records, key=badness)
+    return min(records, key=lambda run: (badness(run), not run.steps))
+
+
+def _is_left_behind(run: RunRecord) -> bool:
+    """Whether it ended because another rank had."""
+    if run.failure is None:
+        return False
+    return any(words in run.failure.message.lower() for words in _LOST_PEER) or run.end is RunEnd.KILLED
 
 
 def _steps(records: Sequence[RunRecord]) -> tuple[StepRecord, ...]:
@@ -113,7 +153,6 @@ def _largest(values: Iterable[Number | None]) -> Number | None:
 def _notes(ordered: Sequence[tuple[int, RunRecord]]) -> list[str]:
     """What sets one rank apart from the rest."""
     notes: list[str] = []
-    first = ordered[0][1]
     counts = {rank: len(run.steps) for rank, run in ordered}
     if len(set(counts.values())) > 1:
         notes.append(f"the ranks made different numbers of steps: {_by_rank(counts, str)}")
@@ -124,13 +163,40 @@ def _notes(ordered: Sequence[tuple[int, RunRecord]]) -> list[str]:
             "the ranks skipped different steps, so their parameters differ from then on: "
             f"{_by_rank(skips, lambda each: ' '.join(map(str, each[:5])) or 'none')}"
         )
+    scales = {rank: tuple(one.scale for one in run.steps[:shortest]) for rank, run in ordered if run.steps}
+    if len(set(scales.values())) > 1:
+        place = next(index for index, several in enumerate(zip(*scales.values(), strict=True)) if len(set(several)) > 1)
+        notes.append(
+            f"the ranks scaled their losses differently, first at step {place}: "
+            f"{_by_rank(scales, lambda each: _scale(each[place]))}"
+        )
     if len({run.precision for _, run in ordered}) > 1:
         notes.append(f"the ranks computed in different formats: {_by_rank(dict(ordered), lambda run: run.precision)}")
-    failed = [rank for rank, run in ordered if not run.has_finished]
-    if failed and not all(run.failure == first.failure for _, run in ordered):
-        worst = next(rank for rank, run in ordered if run is _worst([each for _, each in ordered]))
-        notes.append(f"rank {worst} failed first; what it says is told above")
-    return notes
+    return [*notes, *_ends(ordered)]
+
+
+def _ends(ordered: Sequence[tuple[int, RunRecord]]) -> list[str]:
+    """Who ended first, where the ranks did not end alike."""
+    failed = [(rank, run) for rank, run in ordered if run.failure is not None]
+    if not failed or all(run.failure == failed[0][1].failure for _, run in ordered):
+        return []
+    if any(not _is_left_behind(run) for _, run in failed):
+        worst = _worst([run for _, run in ordered])
+        first = next(rank for rank, run in ordered if run is worst)
+        return [f"rank {first} failed first; what it says is told above"]
+    lost = ", ".join(str(rank) for rank, _ in failed)
+    for rank, run in ordered:
+        if run.end is RunEnd.STOPPED:
+            return [f"rank {lost} was still at work when rank {rank} had made the steps asked for, and ended with it"]
+    for rank, run in ordered:
+        if run.failure is None:
+            end = f"rank {rank} came to its own end after {len(run.steps)} steps; rank {lost} went on, and lost it"
+            return [f"{end}: give all ranks as many steps, or use torch's Join"]
+    return [f"rank {failed[0][0]} is told above; which rank ended first is not known"]
+
+
+def _scale(value: float | None) -> str:
+    return "none" if value is None else f"{value:g}"
 
 
 def _by_rank(values: dict[int, T], words: Callable[[T], str]) -> str:

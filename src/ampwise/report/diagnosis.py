@@ -18,6 +18,7 @@ from ampwise.records.finding import Finding, Severity
 from ampwise.records.recording import Recording
 from ampwise.records.run import Role, RunEnd, RunRecord
 from ampwise.report.places import site_words
+from ampwise.report.ranks import print_ranks
 from ampwise.report.words import ending
 
 _STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
@@ -88,6 +89,7 @@ def render_diagnosis(
         _print(Text("Could not be looked at:", style="bold"), console)
         for text in gaps:
             _print(_wrapped(f"- {text}", console.width, indent="  "), console)
+    print_ranks(recording.runs[:1], console, with_notes=True)
 
 
 def verdict(diagnosis: Diagnosis, run: RunRecord | None = None) -> str:

@@ -21,6 +21,7 @@ from ampwise.report.memory_charts import memory_timeline
 from ampwise.report.number_charts import drawn_format, exponent_map
 from ampwise.report.page import Chart, render_page
 from ampwise.report.places import site_words
+from ampwise.report.ranks import ranks_table
 from ampwise.report.switch_marks import switches_table
 from ampwise.report.words import ending, notes
 
@@ -185,6 +186,7 @@ def _maps_caption(run: RunRecord | None) -> str:
 def _number_tables(recording: Recording, run: RunRecord) -> Iterator[Listing]:
     traced = next((one for one in recording.runs if one.role is Role.TRACED), run)
     for table in (
+        ranks_table([run]),
         switches_table([run]),
         origins_table(traced.nonfinite) or origins_table(run.nonfinite),
         against_fp32_table(run.against_fp32),

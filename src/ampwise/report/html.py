@@ -11,6 +11,7 @@ from ampwise.report.cells import NOTHING, figure, rows
 from ampwise.report.examined import render_examined
 from ampwise.report.line_charts import loss_chart, scale_chart
 from ampwise.report.page import Chart, render_page
+from ampwise.report.ranks import ranks_table
 from ampwise.report.switch_marks import switches_table
 from ampwise.report.words import ending, equal_for_all, headline, how_timed, notes, projection, ratios_mean, sentences
 
@@ -44,6 +45,7 @@ def _render_compared(recording: Recording) -> str:
         runs=[_run(run) for run in recording.runs],
         failures=[run for run in recording.runs if run.failure is not None],
         moves=switches_table([run for run in recording.runs if run.repeat == 0]),
+        ranks=ranks_table(recording.runs),
         notes=notes(recording),
         how_timed=how_timed(recording.comparison),
     )

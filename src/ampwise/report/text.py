@@ -13,6 +13,7 @@ from ampwise._base.text import inert_line
 from ampwise.records.comparison import Comparison
 from ampwise.records.recording import Recording
 from ampwise.report.cells import NOTHING, Row, Tone, rows
+from ampwise.report.ranks import print_ranks
 from ampwise.report.words import headline, how_timed, notes, projection, ratios_mean
 
 _STYLES = {Tone.GOOD: "green", Tone.CAUTION: "yellow", Tone.BAD: "red", Tone.PLAIN: ""}
@@ -87,6 +88,7 @@ def render_table(recording: Recording, console: Console) -> None:
     has_figures = any(row.error is None for row in table_rows)
     if has_figures:
         console.print(_table(table_rows, _columns(comparison, wide=console.width >= _WIDE)))
+    print_ranks(recording.runs, console)
     for row in table_rows:
         if row.error is not None:
             console.print(Text(f"{row.name} did not finish: {row.error}", style=_STYLES[Tone.BAD]))

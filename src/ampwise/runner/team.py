@@ -1,9 +1,10 @@
 """The processes that torchrun started together, each with ampwise in it: one leads, the others do as it says."""
 
 import json
+import math
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Final
 
 from ampwise.records.files import from_json, to_json
 from ampwise.records.ranks import merged
-from ampwise.records.run import RunRecord
+from ampwise.records.run import RunEnd, RunRecord
 from ampwise.runner.bootstrap import spec_from_json, spec_to_json
 from ampwise.runner.child import run_child
 from ampwise.runner.script import Target
@@ -21,6 +22,8 @@ from ampwise.runner.summary import ProcessReport
 
 _GRACE_S: Final = 15.0
 """How long a rank may go on after another failed: it mostly ends by itself, and says so better than a signal."""
+_LAST_STEP_S: Final = 90.0
+"""The same after another was stopped after the steps asked for, which this one may still have to reach."""
 _REPORTS_S: Final = 20.0
 """How long the leader waits for what the others did when its own script has ended, all of them together."""
 _SILENCE_S: Final = _GRACE_S + _REPORTS_S
@@ -119,14 +122,17 @@ def _run(team: Team, num_run: int, spec: LaunchSpec, port: int, run: Callable[..
 
     Every run has a rendezvous of its own: in torchrun's store the next one would find what the last one left.
     """
-    failed = f"failed/{num_run}"
-    patience = _Patience(partial(team.get, failed), pulse=partial(team.put, _pulse(num_run, team.rank)))
+    failed, stopped = f"failed/{num_run}", f"stopped/{num_run}"
+    graces = {failed: _GRACE_S, stopped: _LAST_STEP_S}
+    patience = _Patience(team.get, graces, pulse=partial(team.put, _pulse(num_run, team.rank)))
     record = run(
         replace(spec, store=f"{team.address}/run/{num_run}"),
         environ={"MASTER_PORT": str(port), AGENT_STORE: "False"},
         give_up=patience.is_over,
     )
-    if not record.has_finished:
+    if record.end is RunEnd.STOPPED:
+        team.put(stopped, str(team.rank))
+    elif record.failure is not None:
         team.put(failed, str(team.rank))
     return record
 
@@ -141,13 +147,16 @@ class _Patience:
     """Ends some time after a word has come; says meanwhile that it goes on.
 
     Args:
-        word: that another rank has failed.
+        get: gives the word under a key.
+        graces: how many seconds to go on after each word.
         pulse: where this rank says that it is at work.
     """
 
-    def __init__(self, word: Callable[[], str | None], *, pulse: Callable[[str], None]) -> None:
-        self._word, self._pulse = word, pulse
-        self._end: float | None = None
+    def __init__(
+        self, get: Callable[[str], str | None], graces: Mapping[str, float], *, pulse: Callable[[str], None]
+    ) -> None:
+        self._get, self._graces, self._pulse = get, dict(graces), pulse
+        self._end = math.inf
         self._next_look = self._next_pulse = 0.0
 
     def is_over(self) -> bool:
@@ -155,8 +164,8 @@ class _Patience:
         if now >= self._next_pulse:
             self._next_pulse = now + _PULSE_S
             self._pulse(str(now))
-        if self._end is None and now >= self._next_look:
+        if now >= self._next_look:
             self._next_look = now + POLL_S * 5
-            if self._word() is not None:
-                self._end = now + _GRACE_S
-        return self._end is not None and now >= self._end
+            for key in [key for key in self._graces if self._get(key) is not None]:
+                self._end = min(self._end, now + self._graces.pop(key))
+        return now >= self._end

@@ -100,6 +100,23 @@ def test_optimizers_that_share_a_backward_pass_share_its_loss(loop):
     assert [record.loss for record in watcher.records() if record.optimizer == 1] == [2.0, 7.0]
 
 
+def test_what_passes_before_the_first_backward_pass_is_told_beside(loop):
+    only, clock = optimizer(), TickingClock()
+    with StepWatcher(loop.bus, clock_for=lambda _: clock) as watcher:
+        for _ in range(3):
+            clock.mark()  # data and forward pass
+            loop.backward(1.0)
+            loop.backward(1.0)
+            loop.step(only)
+        records = watcher.records()
+        assert [(record.time_ms, record.ahead_ms) for record in records] == [
+            (None, None),
+            (3_000, 2_000),
+            (3_000, 2_000),
+        ]
+        assert {(record.time_ms, record.ahead_ms) for record in watcher.records(untimed={1, 2})} == {(None, None)}
+
+
 def test_time_is_the_same_optimizers_period(loop):
     first, second = optimizer(), optimizer()
     clock = TickingClock()
@@ -109,7 +126,9 @@ def test_time_is_the_same_optimizers_period(loop):
             loop.step(first)
             loop.step(second)
         assert clock.asked == 0
-    assert [record.time_ms for record in watcher.records()] == [None, None, 2_000, 2_000, 2_000, 2_000]
+    # a tick is a mark: of a first backward pass, and of each step
+    assert [record.time_ms for record in watcher.records()] == [None, None, 3_000, 3_000, 3_000, 3_000]
+    assert {record.ahead_ms for record in watcher.records()} == {None}
 
 
 def test_a_time_that_spans_a_slowed_step_is_left_out(loop):

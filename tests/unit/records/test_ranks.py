@@ -158,3 +158,62 @@ def test_a_bad_batch_is_its_ranks_and_what_follows_from_it_is_not_told_of_others
     assert both.nonfinite.inputs == (replace(given, rank=1),)
     assert both.nonfinite.origins == ()
     assert both.nonfinite.loss_steps == (3,)
+
+
+def waiting(*ahead):
+    """A rank whose steps take 100 ms, so much of it before the backward pass."""
+    steps = tuple(step(index, 1.0, time_ms=100.0, ahead_ms=ms) for index, ms in enumerate(ahead))
+    return run(steps=steps)
+
+
+def test_the_rank_that_all_others_wait_for_is_named():
+    both = merged([(0, waiting(*[5.0] * 6)), (1, waiting(*[80.0] * 6)), (2, waiting(*[7.0] * 6))])
+    assert [one.ahead_ms_median for one in both.ranks] == [5.0, 80.0, 7.0]
+    (note,) = both.notes
+    assert note.startswith("rank 1 comes to its backward pass 74.0 ms later than the others, who wait for it: look at ")
+    assert merged([(0, waiting(*[5.0] * 6)), (1, waiting(*[11.0] * 6))]).notes == ()
+    assert merged([(0, run()), (1, waiting(*[80.0] * 3))]).notes == ()
+
+
+def test_ranks_whose_own_scalers_differ_are_told():
+    def scaled(*scales):
+        return run(steps=tuple(step(index, 1.0, scale=scale) for index, scale in enumerate(scales)))
+
+    both = merged([(0, scaled(4.0, 4.0)), (1, scaled(4.0, 8.0))])
+    assert both.notes == ("the ranks scaled their losses differently, first at step 1: rank 0: 4, rank 1: 8",)
+    assert merged([(0, scaled(4.0, 4.0)), (1, scaled(4.0, 4.0, 8.0))]).notes[1:] == ()
+
+
+LOST = Failure(kind="RuntimeError", message="Connection closed by peer [127.0.0.1]:408", where="train.py:10")
+
+
+def test_a_rank_that_came_to_its_end_too_early_is_named_not_the_one_that_lost_it():
+    left = run(end=RunEnd.FAILED, failure=LOST)
+    both = merged([(0, left), (1, run((1.0, 2.0)))])
+    assert (both.end, both.failure) == (RunEnd.FAILED, LOST)
+    assert both.notes[-1].startswith("rank 1 came to its own end after 2 steps; rank 0 went on, and lost it: give all")
+
+
+def test_a_rank_that_shadowed_the_others_until_they_were_stopped_is_no_failure():
+    shadow = run((), end=RunEnd.FAILED, failure=LOST)
+    both = merged([(0, shadow), (1, run(end=RunEnd.STOPPED))])
+    assert (both.end, both.failure, len(both.steps)) == (RunEnd.STOPPED, None, 3)
+    assert both.notes[-1] == "rank 0 was still at work when rank 1 had made the steps asked for, and ended with it"
+
+
+def test_a_rank_without_a_batch_is_no_failure_either():
+    both = merged([(0, run((), end=RunEnd.NO_STEPS)), (1, run())])
+    assert (both.end, both.failure, len(both.steps)) == (RunEnd.FINISHED, None, 3)
+    assert merged([(0, run((), end=RunEnd.NO_STEPS))] * 2).end is RunEnd.NO_STEPS
+
+
+def test_a_fault_of_its_own_counts_though_others_were_stopped():
+    own = Failure(kind="KeyError", message="17", where="train.py:8")
+    both = merged([(0, run(end=RunEnd.STOPPED)), (1, run(end=RunEnd.FAILED, failure=own)), (2, run((), failure=LOST))])
+    assert (both.end, both.failure) == (RunEnd.FAILED, own)
+    assert both.notes[-1] == "rank 1 failed first; what it says is told above"
+
+
+def test_where_all_lost_each_other_nobody_is_blamed():
+    ends = [run(end=RunEnd.FAILED, failure=replace(LOST, where=f"train.py:{line}")) for line in (1, 2)]
+    assert merged(list(enumerate(ends))).notes == ("rank 0 is told above; which rank ended first is not known",)

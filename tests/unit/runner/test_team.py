@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from ampwise.records.run import RunEnd, RunRecord
+from ampwise.records.run import Failure, RunEnd, RunRecord
 from ampwise.runner import team as team_module
 from ampwise.runner.bootstrap import spec_to_json
 from ampwise.runner.script import Target
@@ -93,6 +93,31 @@ def test_a_rank_says_that_it_is_at_work(clock, monkeypatch):
     assert follow(other, TARGET) == 0
     assert len(set(beats)) == 3  # every five seconds of twelve
     assert leader.get("record/1/1")
+
+
+@pytest.mark.parametrize(("end", "seconds"), [(RunEnd.FAILED, 15), (RunEnd.STOPPED, 90), (RunEnd.FINISHED, None)])
+def test_a_rank_ends_some_time_after_another_has(clock, monkeypatch, end, seconds):
+    """One that waits for a rank that was stopped, in a reduction of NCCL's, would wait ten minutes."""
+    leader, other = teams()
+    failure = Failure(kind="KeyError", message="17") if end is RunEnd.FAILED else None
+    given_up = []
+
+    def run(*_, give_up, output, **__):
+        if output == "leader":
+            return replace(RUN, end=end, failure=failure)
+        begun = clock[0]
+        while clock[0] - begun < 200:
+            if give_up():
+                given_up.append(clock[0] - begun)
+                break
+            clock[0] += 0.5
+        other.put("done", "1")
+        return RUN
+
+    monkeypatch.setattr(team_module, "run_child", run)
+    Lead(leader)(TARGET, SPEC, on_step=print, output="leader")
+    follow(other, TARGET)
+    assert given_up == ([] if seconds is None else [pytest.approx(seconds, abs=1)])
 
 
 def test_a_report_is_of_the_rank_that_torchrun_says(clock):
