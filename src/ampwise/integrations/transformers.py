@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+# not from transformers itself: a type checker would read all of its models
+from transformers.trainer import Trainer
+from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
+from transformers.training_args import TrainingArguments
 
 from ampwise._base.errors import UsageError
 from ampwise.examine.watch import ALL
