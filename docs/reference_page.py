@@ -36,11 +36,6 @@ error is an `AmpwiseError`.
 """
 
 
-_AUTOCAST = """.. py:class:: ampwise.autocast(device_type, dtype=None, enabled=True, cache_enabled=None)
-
-   The very class ``torch.autocast``, documented by torch."""
-
-
 def write_reference(file: Path) -> None:
     """Write the page, if it is not as it should be: Sphinx reads what changed."""
     text = reference()
@@ -57,7 +52,7 @@ def reference() -> str:
 
 
 def _directives(names: list[str]) -> str:
-    return "\n\n".join(_AUTOCAST if name == "autocast" else _directive(name) for name in names)
+    return "\n\n".join(_directive(name) for name in names)
 
 
 def _directive(name: str) -> str:
