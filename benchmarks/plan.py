@@ -5,8 +5,9 @@ call, for ``CALLS`` calls. A module that passes its input on shows the region al
 mode is all there is. "Beside a rule" is an operator that no rule names in a module where one names another; "elsewhere"
 is a module that no rule names, beside one that a rule names. Compiled, both sides run the same graph: what is left is
 the guards, once a call of the whole model. "A mode by hand" is the same by hand within a function mode that does
-nothing: what Dynamo takes for any mode. "Stock lists" is a training step under a plan without rules that keeps torch's
-own lists, beside ``torch.autocast`` around the same forward.
+nothing: what Dynamo takes for any mode. "A region entered" is ``autocast(plan=)`` around nothing, as once a step, for a
+model of 231 modules of which a rule names every third; a rule on an operator is put on all of them. "Stock lists" is a
+training step under a plan without rules that keeps torch's own lists, beside ``torch.autocast`` around the same forward.
 """
 
 import argparse
@@ -173,6 +174,36 @@ def compiled_row(kind: str, *, runs: int) -> Row:
     )
 
 
+def region_row(name: str, rule: Rule, *, runs: int) -> Row:
+    """Entering and leaving ``autocast(plan=)``, made anew each time, beside torch.autocast."""
+    block = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    model = nn.Sequential(*[copy.deepcopy(block) for _ in range(76)], nn.Identity(), nn.Identity())
+    given = plan(rule)
+
+    def timed(*, on: bool) -> float:
+        start = time.process_time()
+        for _ in range(CALLS):
+            with ampwise.autocast("cpu", plan=given, model=model) if on else torch.autocast("cpu", BF16):
+                pass
+        return (time.process_time() - start) * 1e3
+
+    timed(on=True), timed(on=False)
+    pairs = [(timed(on=True), timed(on=False)) for _ in range(runs)]
+    ratios = [plain / ours for ours, plain in pairs]
+    return Row(
+        case=name,
+        side=f"+{statistics.median(ours - plain for ours, plain in pairs):.0f} us",
+        baseline="torch.autocast",
+        ms=statistics.median(ours for ours, _ in pairs),
+        baseline_ms=statistics.median(plain for _, plain in pairs),
+        ratio=statistics.median(ratios),
+        ratio_min=min(ratios),
+        ratio_max=max(ratios),
+        runs=runs,
+        goal="reported",
+    )
+
+
 def stock_row(*, runs: int) -> Row:
     """A training step under torch's own lists, by a plan and by torch.autocast."""
     torch.manual_seed(0)
@@ -220,9 +251,18 @@ def main() -> None:
     torch.set_num_threads(1)
     runs = 7 if arguments.quick else arguments.runs
     rows = [row(name, *case, runs=runs) for name, case in cases().items()]
+    regions = {
+        "a region entered, modules": Rule(module="*.0", compute="fp32"),
+        "a region entered, an operator": Rule(op="softmax", compute="fp32"),
+    }
     publish(
         "plan",
-        [*rows, *(compiled_row(kind, runs=runs) for kind in COMPILED), stock_row(runs=runs)],
+        [
+            *rows,
+            *(compiled_row(kind, runs=runs) for kind in COMPILED),
+            *(region_row(name, rule, runs=runs) for name, rule in regions.items()),
+            stock_row(runs=runs),
+        ],
         note=f"Processor time; {CALLS} calls, so ms are us a call.",
     )
 
