@@ -7,7 +7,7 @@ is a module that no rule names, beside one that a rule names. Compiled, both sid
 the guards, once a call of the whole model. "A mode by hand" is the same by hand within a function mode that does
 nothing: what Dynamo takes for any mode. "A region entered" is ``autocast(plan=)`` around nothing, as once a step, for a
 model of 231 modules of which a rule names every third; a rule on an operator is put on all of them. "Stock lists" is a
-training step under a plan without rules that keeps torch's own lists, beside ``torch.autocast`` around the same forward.
+training step under a plan without rules that keeps torch's lists, beside ``torch.autocast`` around the same forward.
 """
 
 import argparse
