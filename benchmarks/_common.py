@@ -52,6 +52,32 @@ class Row:
     goal: str
 
 
+def in_turn(timed: Callable[[bool], float], *, runs: int) -> tuple[list[float], list[float]]:
+    """What ``timed`` gives with the thing measured and without, each of them first in every other run."""
+    ours, base = [], []
+    for number in range(runs):
+        for on in (True, False) if number % 2 == 0 else (False, True):
+            (ours if on else base).append(timed(on))
+    return ours, base
+
+
+def row_of(case: str, ours: list[float], base: list[float], *, side: str, baseline: str, goal: str) -> Row:
+    """Milliseconds measured in turn as a row; the median of the ratios of each run: above 1 the side is faster."""
+    ratios = [theirs / mine for mine, theirs in zip(ours, base, strict=True)]
+    return Row(
+        case=case,
+        side=side,
+        baseline=baseline,
+        ms=statistics.median(ours),
+        baseline_ms=statistics.median(base),
+        ratio=statistics.median(ratios),
+        ratio_min=min(ratios),
+        ratio_max=max(ratios),
+        runs=len(ratios),
+        goal=goal,
+    )
+
+
 def race_windows(
     case: str,
     loops: "dict[str, Callable[[Any], torch.Tensor]]",
@@ -82,18 +108,8 @@ def race_windows(
                 times[side].append((clock() - start) * 1e3)
         if not losses["torch.amp"].equal(losses["TrainStep"]):
             sys.exit(f"{case}: the losses differ in window {number}: {losses}")
-    ratios = [base / one for base, one in zip(times["torch.amp"], times["TrainStep"], strict=True)]
-    return Row(
-        case=case,
-        side="TrainStep bf16",
-        baseline="torch.amp bf16",
-        ms=statistics.median(times["TrainStep"]),
-        baseline_ms=statistics.median(times["torch.amp"]),
-        ratio=statistics.median(ratios),
-        ratio_min=min(ratios),
-        ratio_max=max(ratios),
-        runs=len(ratios),
-        goal=goal,
+    return row_of(
+        case, times["TrainStep"], times["torch.amp"], side="TrainStep bf16", baseline="torch.amp bf16", goal=goal
     )
 
 
@@ -113,22 +129,9 @@ def measure(sides: list[Side], *, runs: int) -> dict[str, list[dict[str, float]]
 
 
 def ratio_row(case: str, results: dict[str, list[dict[str, float]]], side: str, baseline: str, *, goal: str) -> Row:
-    """The median of the pairwise ratios baseline / side: above 1 the side is faster."""
-    mine = [one["step_ms"] for one in results[side]]
-    base = [one["step_ms"] for one in results[baseline]]
-    ratios = [b / m for b, m in zip(base, mine, strict=True)]
-    return Row(
-        case=case,
-        side=side,
-        baseline=baseline,
-        ms=statistics.median(mine),
-        baseline_ms=statistics.median(base),
-        ratio=statistics.median(ratios),
-        ratio_min=min(ratios),
-        ratio_max=max(ratios),
-        runs=len(ratios),
-        goal=goal,
-    )
+    """The steps of a side beside the baseline's."""
+    ours, base = ([one["step_ms"] for one in results[name]] for name in (side, baseline))
+    return row_of(case, ours, base, side=side, baseline=baseline, goal=goal)
 
 
 def publish(name: str, rows: list[Row], *, note: str = "") -> None:

@@ -3,11 +3,10 @@
 Needs a CUDA device. The losses are compared bit for bit.
 """
 
-import statistics
 import sys
 from typing import Any
 
-from _common import Row, publish, race_arguments
+from _common import Row, publish, race_arguments, row_of
 
 CASES = {"8 x Linear-256, batch 32": (8, 256, 32), "24 x Linear-512, batch 64": (24, 512, 64)}
 
@@ -52,19 +51,7 @@ def race(case: str, *, rounds: int, clock: Any) -> Row:
                 times[name].append((clock() - start) * 1e3 / len(data))
         if not torch.equal(losses["by hand"], losses["captured"]):
             sys.exit(f"{case}: the losses differ in round {number}: {losses}")
-    ratios = [base / one for base, one in zip(times["by hand"], times["captured"], strict=True)]
-    return Row(
-        case=case,
-        side="captured fp16",
-        baseline="by hand fp16",
-        ms=statistics.median(times["captured"]),
-        baseline_ms=statistics.median(times["by hand"]),
-        ratio=statistics.median(ratios),
-        ratio_min=min(ratios),
-        ratio_max=max(ratios),
-        runs=len(ratios),
-        goal="> 1",
-    )
+    return row_of(case, times["captured"], times["by hand"], side="captured fp16", baseline="by hand fp16", goal="> 1")
 
 
 def main() -> None:

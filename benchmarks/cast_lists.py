@@ -6,13 +6,12 @@ the kernel is all there is.
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from _common import Row, publish
+from _common import Row, in_turn, publish, row_of
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
@@ -90,24 +89,9 @@ def timed(step: Callable[[], None], *, on: bool) -> float:
 
 def row(name: str, step: Callable[[], None], *, runs: int) -> Row:
     """The step with the lists against the step without, measured in turn."""
-    pairs = []
-    for number in range(runs):
-        first = number % 2 == 0
-        one, other = timed(step, on=first), timed(step, on=not first)
-        pairs.append((one, other) if first else (other, one))
-    ratios = [own / ours for ours, own in pairs]
-    return Row(
-        case=name,
-        side="CUDA's lists",
-        baseline="the CPU's own",
-        ms=statistics.median(ours for ours, _ in pairs),
-        baseline_ms=statistics.median(own for _, own in pairs),
-        ratio=statistics.median(ratios),
-        ratio_min=min(ratios),
-        ratio_max=max(ratios),
-        runs=runs,
-        goal=">= 0.98" if name.startswith("transformer") else "reported",
-    )
+    ours, own = in_turn(lambda on: timed(step, on=on), runs=runs)
+    goal = ">= 0.98" if name.startswith("transformer") else "reported"
+    return row_of(name, ours, own, side="CUDA's lists", baseline="the CPU's own", goal=goal)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from _common import Row, publish
+from _common import Row, in_turn, publish, row_of
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.overrides import TorchFunctionMode
@@ -87,25 +87,9 @@ def timed(model: nn.Module, given: Plan, *, on: bool) -> float:
 
 
 def row(name: str, model: nn.Module, given: Plan, goal: str, *, runs: int) -> Row:
-    pairs = []
-    for number in range(runs):
-        first = number % 2 == 0
-        one, other = timed(model, given, on=first), timed(model, given, on=not first)
-        pairs.append((one, other) if first else (other, one))
-    added = statistics.median(ours - plain for ours, plain in pairs)
-    ratios = [plain / ours for ours, plain in pairs]
-    return Row(
-        case=name,
-        side=f"+{added:.2f} us",
-        baseline="torch.autocast",
-        ms=statistics.median(ours for ours, _ in pairs),
-        baseline_ms=statistics.median(plain for _, plain in pairs),
-        ratio=statistics.median(ratios),
-        ratio_min=min(ratios),
-        ratio_max=max(ratios),
-        runs=runs,
-        goal=goal,
-    )
+    ours, plain = in_turn(lambda on: timed(model, given, on=on), runs=runs)
+    added = statistics.median(one - other for one, other in zip(ours, plain, strict=True))
+    return row_of(name, ours, plain, side=f"+{added:.2f} us", baseline="torch.autocast", goal=goal)
 
 
 class NullMode(TorchFunctionMode):
@@ -159,19 +143,8 @@ def compiled_row(kind: str, *, runs: int) -> Row:
                     sides[index](x)
                 times[index].append((time.process_time() - start) * 1e3)
     ours, plain = times[0][1:], times[1][1:]
-    ratios = [b / a for a, b in zip(ours, plain, strict=True)]
-    return Row(
-        case=kind,
-        side=f"{statistics.median(ours) - statistics.median(plain):+.2f} us",
-        baseline="the same by hand",
-        ms=statistics.median(ours),
-        baseline_ms=statistics.median(plain),
-        ratio=statistics.median(ratios),
-        ratio_min=min(ratios),
-        ratio_max=max(ratios),
-        runs=runs,
-        goal="0" if rules else "reported",
-    )
+    side = f"{statistics.median(ours) - statistics.median(plain):+.2f} us"
+    return row_of(kind, ours, plain, side=side, baseline="the same by hand", goal="0" if rules else "reported")
 
 
 def region_row(name: str, rule: Rule, *, runs: int) -> Row:
@@ -212,7 +185,7 @@ def stock_row(*, runs: int) -> Row:
     planned, tokens = copy.deepcopy(plain_model), torch.randn(8, 64, 128)
     ampwise.apply_plan(planned, plan())  # once, as in a training
 
-    def step(*, on: bool) -> float:
+    def step(on: bool) -> float:  # noqa: FBT001 - which side is all it is told
         model, context = (planned, nullcontext()) if on else (plain_model, torch.autocast("cpu", BF16))
         start = time.process_time()
         for _ in range(4):
@@ -222,25 +195,9 @@ def stock_row(*, runs: int) -> Row:
             model.zero_grad()
         return (time.process_time() - start) * 1e3 / 4
 
-    step(on=True), step(on=False)
-    pairs = []
-    for number in range(runs):
-        first = number % 2 == 0
-        one, other = step(on=first), step(on=not first)
-        pairs.append((one, other) if first else (other, one))
-    ratios = [plain / ours for ours, plain in pairs]
-    return Row(
-        case="stock lists",
-        side="a plan without rules",
-        baseline="torch.autocast",
-        ms=statistics.median(ours for ours, _ in pairs),
-        baseline_ms=statistics.median(plain for _, plain in pairs),
-        ratio=statistics.median(ratios),
-        ratio_min=min(ratios),
-        ratio_max=max(ratios),
-        runs=runs,
-        goal=">= 0.99",
-    )
+    in_turn(step, runs=1)
+    ours, plain = in_turn(step, runs=runs)
+    return row_of("stock lists", ours, plain, side="a plan without rules", baseline="torch.autocast", goal=">= 0.99")
 
 
 def main() -> None:

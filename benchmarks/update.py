@@ -4,13 +4,12 @@ Both sides are in one process, so they share the allocator's setting, which is a
 second part grows the number of tensors: what one more costs stays flat.
 """
 
-import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from _common import Row, publish, race_arguments
+from _common import Row, publish, race_arguments, row_of
 
 SHAPES = {"50 x 2M": (50, 2_000_000), "300 x 20k": (300, 20_000)}
 Clock = Callable[[], float]
@@ -96,19 +95,7 @@ def race(loops: dict[str, Loop], grads: list[Any], *, rounds: int, clock: Clock)
 
 
 def row(case: str, times: Times, side: str, baseline: str, goal: str) -> Row:
-    ratios = [b / m for b, m in zip(times[baseline], times[side], strict=True)]
-    return Row(
-        case=case,
-        side=side,
-        baseline=baseline,
-        ms=statistics.median(times[side]),
-        baseline_ms=statistics.median(times[baseline]),
-        ratio=statistics.median(ratios),
-        ratio_min=min(ratios),
-        ratio_max=max(ratios),
-        runs=len(ratios),
-        goal=goal,
-    )
+    return row_of(case, times[side], times[baseline], side=side, baseline=baseline, goal=goal)
 
 
 def compare(case: str, count: int, size: int, *, rounds: int, clock: Clock) -> list[Row]:
