@@ -49,6 +49,8 @@ class Script:
     left_alone: str | None = None
     unlucky: dict[int, float] = field(default_factory=dict)
     """Added in the low format under that seed alone."""
+    num_skipped: int = 0
+    """Of the first steps of each run under a plan."""
     seconds: float = 10.0
     now: float = 0.0
     runs: list = field(default_factory=list)
@@ -68,7 +70,13 @@ class Script:
         if is_fp32 and self.nan_in_fp32:
             losses[3:] = [float("nan")] * (number - 3)
         steps = tuple(
-            StepRecord(index=i, optimizer=0, loss=None if self.no_loss else loss, time_ms=1.0)
+            StepRecord(
+                index=i,
+                optimizer=0,
+                loss=None if self.no_loss else loss,
+                time_ms=1.0,
+                skipped=not is_fp32 and i < self.num_skipped,
+            )
             for i, loss in enumerate(losses)
         )
         return self._record(spec, steps)

@@ -72,7 +72,8 @@ def check_losses(run: RunRecord) -> None:
 def what_failed(run: RunRecord) -> str:
     """What went wrong in a run, as the beginning of a sentence."""
     if not run.has_finished:
-        return f"the script fails ({_told(run.failure)})" if run.failure is not None else "the script fails"
+        after = f" after {len(run.steps)} step{'s' * (len(run.steps) != 1)}"
+        return f"the script fails{after}{f' ({_told(run.failure)})' if run.failure is not None else ''}"
     return f"the loss is not finite from step {(run.first_bad_loss or 0) + 1} on"
 
 

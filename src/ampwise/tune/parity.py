@@ -32,7 +32,7 @@ def noise_of(first: RunRecord, again: RunRecord, other: RunRecord, *, tolerance:
     if noise is None:
         raise CannotRunError(
             f"{len(mine)} losses were seen in fp32, and a plan is judged by the second half of at least {LEAST_STEPS}; "
-            "let the script train longer, or raise --steps"
+            "let the script train longer; where it has several optimizers, raise --steps, which counts the steps of all"
         )
     tail = mine[len(mine) - len(mine) // 2 :]
     level = median(map(abs, tail))
@@ -83,7 +83,11 @@ def _curve_error(
     share = abs(gap) / noise.level if noise.level else 0.0
     side = "above" if gap > 0 else "below"
     words = f"{name} is {100 * share:.2g} % {side} fp32's" if gap else f"{name} is fp32's"
-    behind = max(0.0, abs(gap) - num_skipped * noise.slope)  # a skipped step leaves the run one update behind
+    late = num_skipped * noise.slope  # a skipped step leaves the run one update behind
+    behind = max(0.0, abs(gap) - late)
+    if num_skipped and late and gap:
+        steps = f"{num_skipped} skipped step{'s' * (num_skipped != 1)}"
+        words += f", for which {steps} may account by {100 * late / noise.level if noise.level else 0.0:.2g} %"
     if noise.allowed:
         return behind / noise.allowed, words
     return (math.inf if behind else 0.0), words

@@ -7,7 +7,7 @@ from typing import Final
 
 from ampwise._base.errors import UsageError
 from ampwise.emulate.recipes import RECIPES
-from ampwise.plan.binding import misfits
+from ampwise.plan.binding import gathered, misfits
 from ampwise.plan.patterns import REGEX, covers
 from ampwise.plan.plan import Plan, Rule
 from ampwise.records.sensitivity import ModuleSensitivity
@@ -54,10 +54,13 @@ def plan_of(
     return replace(base, rules=(*(rule for rule in base.rules if rule.selector not in places), *rules))
 
 
-def check_fit(base: Plan, modules: Sequence[ModuleSensitivity]) -> None:
+def check_fit(base: Plan, modules: Sequence[ModuleSensitivity]) -> tuple[str, ...]:
     """Refuse a plan to begin with that names a module which this model lacks, and has one of a similar name.
 
-    Rules that resemble nothing pass: a preset for many models has them.
+    Rules that resemble nothing pass: a plan for many models has them.
+
+    Returns:
+        A sentence for the rules that do nothing on this model.
 
     Raises:
         UsageError: every such rule, with the name that was probably meant.
@@ -66,9 +69,11 @@ def check_fit(base: Plan, modules: Sequence[ModuleSensitivity]) -> None:
     paths = {above for path in called for above in _upwards(path)}
     # in a script of several models the first word may be left out
     paths |= {path.partition(".")[2] for path in paths}
-    meant = [sentence for sentence in misfits(base, {"": sorted(paths)}) if "did you mean" in sentence]
+    found = misfits(base, {"": sorted(paths)})
+    meant = [sentence for sentence in found if "did you mean" in sentence]
     if meant:
         raise UsageError("the plan to begin with does not fit the model: " + "; ".join(meant))
+    return tuple(f"the plan to begin with: {sentence}" for sentence in gathered(found, sorted(paths)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,7 +156,7 @@ class Tuner:
         return self._record(Outcome.FAULT_IN_FP32, f"{what}{told}{advice}")
 
     def _searched(self, runs: Runs, journal: Journal, ground: _Ground) -> TuningRecord:
-        check_fit(self.question.start(), ground.sensitivity.modules)
+        idle = check_fit(self.question.start(), ground.sensitivity.modules)
         units, places = self._units(ground), Places.of(ground.sensitivity)
         trials = Trials(
             runs,
@@ -179,7 +179,8 @@ class Tuner:
                 break
             if is_confirmed:
                 break
-        return self._told(found, places, journal.state.trials, ground, is_confirmed=is_confirmed)
+        record = self._told(found, places, journal.state.trials, ground, is_confirmed=is_confirmed)
+        return replace(record, notes=(*idle, *record.notes))
 
     def _units(self, ground: _Ground) -> tuple[Unit, ...]:
         """What may be kept; outside of the modules a rule reaches only what it brings to fp32."""

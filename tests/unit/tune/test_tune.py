@@ -94,12 +94,12 @@ def test_a_fault_in_fp32_cannot_be_fixed_by_precision(script):
     assert "ampwise doctor train.py" in record.explanation
     assert record.plan is None
     assert len(script.runs) == 1
-    assert ("fails (E: boom at m.py:3)" in record.explanation) == (script.fails_in_fp32 is not None)
+    assert ("fails after 0 steps (E: boom at m.py:3)" in record.explanation) == (script.fails_in_fp32 is not None)
 
 
 def test_an_exit_without_a_word_is_told_by_its_status():
     script = Script(fails_in_fp32=Failure(kind="exit status 3", message=""))
-    assert "the script fails (exit status 3) in fp32 too" in tuner(script).tune().explanation
+    assert "the script fails after 0 steps (exit status 3) in fp32 too" in tuner(script).tune().explanation
 
 
 def test_a_fault_outside_of_all_modules_is_told(stack):
@@ -144,6 +144,15 @@ def test_a_script_may_end_before_the_steps_that_were_asked_for(stack):
     stack.num_losses = 12
     record = tuner(stack, num_steps=30).tune()
     assert (record.num_steps, record.noise.num_steps) == (12, 6)
+
+
+def test_steps_that_were_skipped_are_told_with_what_they_may_account_for(stack):
+    stack.num_skipped = 2
+    record = tuner(stack, tolerance=0.0).tune()
+    assert record.outcome is Outcome.FOUND
+    words = record.trials[-1].reason
+    assert words.startswith("the loss is ")
+    assert words.endswith("above fp32's, for which 2 skipped steps may account by 9.8 %")
 
 
 def test_too_few_losses_are_refused(stack):
@@ -215,7 +224,9 @@ def test_a_plan_that_names_modules_the_model_lacks_is_refused(stack):
 
 def test_a_presets_rules_for_other_models_pass(stack):
     base = Plan(default="fp16", rules=(Rule(module="*rotary*", compute="fp32"),))
-    assert tuner(stack, base=base).tune().outcome is Outcome.FOUND
+    record = tuner(stack, base=base).tune()
+    assert record.outcome is Outcome.FOUND
+    assert record.notes[0].startswith('the plan to begin with: rules on "*rotary*": no module is called so')
 
 
 def test_fp8_is_told_by_rules_on_linear_layers(stack):
