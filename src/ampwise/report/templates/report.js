@@ -1,5 +1,6 @@
 "use strict";
-// Draws each figure once its place can be seen, then says on the page's root how many traces of the first are seen.
+// Draws the figures in sight, then the others one by one or as the reader gets there. Says on the page's
+// root when those in sight were drawn, and in the end how many traces can be seen.
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const config = {
@@ -13,16 +14,30 @@
     if (begun.has(place)) return Plotly.Plots.resize(place);
     begun.add(place);
     const figure = figures[place.dataset.figure];
-    return Plotly.newPlot(place, figure.data, figure.layout, config).then(() => follow.observe(place));
+    return Plotly.newPlot(place, figure.data, figure.layout, config).then(() => {
+      place.style.minHeight = "";
+      follow.observe(place);
+    });
   };
   const follow = new ResizeObserver((entries) =>
     entries.forEach(({ target }) => { if (target.offsetWidth > 0) Plotly.Plots.resize(target); }));
+  const root = document.documentElement.dataset;
   const isSeen = (trace) => trace.getBoundingClientRect().width > 0;
-  Promise.all(shown().map(draw)).then(() => {
+  const soon = (work) => setTimeout(work, 50);  // the reader's scrolling and clicks come first
+  const isNear = (place) => place.getBoundingClientRect().top < 1.5 * innerHeight;
+  const waiting = () => shown().filter((place) => !begun.has(place));
+  const drawRest = () => {
+    const [next] = waiting();
+    if (next) return draw(next).then(() => soon(drawRest));
     const traces = [...document.querySelectorAll(".main-svg .trace, .main-svg .hm")];
-    document.documentElement.dataset.tracesDrawn = String(traces.filter(isSeen).length);
-    document.documentElement.dataset.drawnMs = String(Math.round(performance.now()));
+    root.tracesDrawn = String(traces.filter(isSeen).length);
+  };
+  for (const place of places) place.style.minHeight = `${figures[place.dataset.figure].layout.height}px`;
+  Promise.all(shown().filter(isNear).map(draw)).then(() => {
+    root.drawnMs = String(Math.round(performance.now()));
+    soon(drawRest);
   });
+  addEventListener("scroll", () => waiting().filter(isNear).forEach(draw), { passive: true });
   for (const choices of document.querySelectorAll("[data-choices]")) {
     const buttons = [...choices.querySelectorAll("button")];
     for (const button of buttons) button.addEventListener("click", () => {
@@ -30,7 +45,7 @@
         one.setAttribute("aria-pressed", String(one === button));
         document.getElementById(one.getAttribute("aria-controls")).hidden = one !== button;
       }
-      shown().forEach(draw);
+      shown().filter(isNear).forEach(draw);
     });
   }
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => {
@@ -42,6 +57,9 @@
   // A page is printed before its new width is observed.
   const fit = (sizeOf) => [...begun].filter((place) => place.offsetWidth > 0).forEach((place) =>
     Plotly.relayout(place, sizeOf(figures[place.dataset.figure].layout)));
-  window.addEventListener("beforeprint", () => fit(({ height }) => ({ width: 640, height: Math.min(height, 300) })));
-  window.addEventListener("afterprint", () => fit(({ height }) => ({ width: null, height, autosize: true })));
+  addEventListener("beforeprint", () => {
+    waiting().forEach(draw);
+    fit(({ height }) => ({ width: 640, height: Math.min(height, 300) }));
+  });
+  addEventListener("afterprint", () => fit(({ height }) => ({ width: null, height, autosize: true })));
 })();
