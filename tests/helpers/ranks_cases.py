@@ -53,7 +53,7 @@ def whole(tensor):
 
 
 def digest(model):
-    values = b"".join(whole(one).contiguous().numpy().tobytes() for one in model.parameters())
+    values = b"".join(whole(one).clone().numpy().tobytes() for one in model.parameters())
     return hashlib.sha256(values).hexdigest()
 
 
@@ -611,6 +611,42 @@ def saving():
     return {"resumed": resumed, "straight": _resumable(6, folder + "-straight", load=False), "random": same}
 
 
+def refused_checkpoints():
+    """FSDP's first form as shards, and shards as one rank's file."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from ampwise import save_checkpoint, save_sharded_checkpoint
+
+    folder = os.environ[CHECKPOINT]
+    found = []
+    for model, save in (
+        (FullyShardedDataParallel(net(), device_id=torch.device("cpu")), save_sharded_checkpoint),
+        (sharded(), save_checkpoint),
+    ):
+        step = TrainStep(torch.optim.Adam(model.parameters()), modules=[model], precision="fp32")
+        step(loss_of(model, 0, {}))
+        place = f"{folder}-refused-{rank()}"
+        found.append(_refused(lambda save=save, step=step, place=place: save(place, step=step)))
+    return found
+
+
+def first_form():
+    """FSDP's first form, its parameters joined or its own; clipped, with infinities on single ranks."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    found = [trained(ddp(), num_steps=8, bad=injections(8, 0.3), clip_grad_norm=0.5)]
+    for own in (False, True):
+        model = FullyShardedDataParallel(net(), device_id=torch.device("cpu"), use_orig_params=own)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        scale = DynamicLossScale(scale=256.0, growth_interval=20, min_scale=2.0**-40)
+        options = {"modules": [model], "precision": "fp32", "loss_scale": scale, "clip_grad_norm": 0.5}
+        step = TrainStep(optimizer, **options)
+        skipped = [step(loss_of(model, index, injections(8, 0.3))).skipped for index in range(8)]
+        with FullyShardedDataParallel.summon_full_params(model):
+            found.append(_kept(model, skipped, step.scaler))
+    return found
+
+
 def resuming():
     return _resumable(2, os.environ[CHECKPOINT], load=True)
 
@@ -634,5 +670,7 @@ TWO = (
     "compression",
     "policies",
     "saving",
+    "refused_checkpoints",
+    "first_form",
 )
 FOUR = ("agreeing", "resuming", "compression", "two_dimensions", "replicated_shards")

@@ -101,6 +101,11 @@ def write_document(path: Path, content: Mapping[str, Any]) -> None:
     """
     found = [fault for name, one in content.items() for fault in strangers(one, name)]
     if found:
+        if any(fault.endswith(".DTensor") for fault in found):
+            raise UsageError(
+                f"{path} would hold one rank's part of what is cut over several ({found[0]}): let every rank call "
+                "save_sharded_checkpoint()"
+            )
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
         raise UsageError(
             f"this cannot be saved so that it can be loaded safely: {'; '.join(found[:5])}{more}. Possible are "

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ampwise._base.errors import RecordError, UsageError
 from ampwise.compat.collectives import broadcast, gathered
-from ampwise.compat.distributed import is_running, is_sharded, rank, world_size
+from ampwise.compat.distributed import is_fsdp1, is_running, is_sharded, rank, world_size
 from ampwise.compat.distributed_checkpoint import FailedError, StrangerError, read_into, tensors_in, write
 from ampwise.runtime.casts.plan_places import without_wrappers
 from ampwise.runtime.saving.checkpoint import Path_, read_document, write_document
@@ -40,7 +40,8 @@ def save_sharded_checkpoint(
         extra: what else the loop needs, as plain data; the first rank's is kept.
 
     Raises:
-        UsageError: inside a window of accumulation; something is no plain data; or the folder cannot be written.
+        UsageError: inside a window of accumulation; something is no plain data; the model is FSDP's first form; or the
+            folder cannot be written.
     """
     target = Path(folder)
     root = _model_of(step, model)
@@ -129,6 +130,11 @@ def _model_of(step: TrainStep, model: Module | None) -> Module:
     models = step.modules if model is None else (model,)
     if len(models) != 1:
         raise UsageError(f"a sharded checkpoint is of one model, and {len(models)} are given; give model=")
+    if any(map(is_fsdp1, models[0].parameters())):
+        raise UsageError(
+            "FullyShardedDataParallel, FSDP's first form, joins parameters, and a sharded checkpoint knows each by its "
+            "name. Use fully_shard(), or let every rank save_checkpoint() a file of its own"
+        )
     return models[0]
 
 

@@ -256,6 +256,21 @@ def test_shards_are_resumed_exactly_and_on_another_number_of_ranks(two, four):
         assert (one["scale"], one["lr"]) == (straight["scale"], straight["lr"])
 
 
+def test_what_a_checkpoint_cannot_hold_is_refused(two):
+    for first_form, shards in two["refused_checkpoints"]:
+        assert "Use fully_shard(), or let every rank save_checkpoint() a file of its own" in first_form
+        assert "let every rank call save_sharded_checkpoint()" in shards
+
+
+def test_the_first_form_of_fsdp_trains_as_ddp_does(two):
+    assert two["first_form"][0] == two["first_form"][1]
+    plain, joined, own = two["first_form"][0]
+    assert plain["skipped"] == joined["skipped"] == own["skipped"]
+    assert plain["scale"] == joined["scale"] == own["scale"]
+    assert joined["values"] == near(plain["values"])
+    assert own["values"] == near(plain["values"])
+
+
 def _alone(width=3):
     model = torch.nn.Sequential(torch.nn.Linear(2, width))
     return TrainStep(torch.optim.Adam(model.parameters()), modules=[model], precision="fp32")
