@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from ampwise._base.errors import RecordError, UsageError
 from ampwise.plan.file import load_plan
 from ampwise.records.files import load_recording, save_recording
 from damage import flips, meaningless_share
+from warm import python
 
 LIMIT = 64 * 1024
 
@@ -22,7 +21,7 @@ LIMIT = 64 * 1024
 def run(code, *, cwd):
     """Run Python under a limit of ``LIMIT`` bytes a file, as on a disk that is full from there on."""
     head = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({LIMIT}, {LIMIT}))\n"
-    done = subprocess.run([sys.executable, "-c", head + code], check=False, capture_output=True, text=True, cwd=cwd)
+    done = python("-c", head + code, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -122,9 +121,7 @@ def test_no_reader_runs_what_a_pickle_holds(evil):
 @pytest.mark.parametrize("command", [("report", "evil"), ("plan", "check", "evil"), ("run", "--plan", "evil", "t.py")])
 def test_no_command_runs_what_a_pickle_holds(evil, command):
     Path("t.py").write_text("print('ran the script')")
-    done = subprocess.run(
-        [sys.executable, "-m", "ampwise", *command], check=False, capture_output=True, text=True, cwd=evil.parent
-    )
+    done = python("-m", "ampwise", *command, cwd=evil.parent)
     assert done.returncode in {2, 3}, done.stderr
     assert "Traceback" not in done.stderr
 

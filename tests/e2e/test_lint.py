@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from warm import fresh, python
+
 OLD = "import torch\ns = torch.cuda.amp.GradScaler()\n"
 NEW = 'import torch\ns = torch.amp.GradScaler("cuda")\n'
 
 
-def lint(*arguments, cwd):
-    command = [sys.executable, "-m", "ampwise", "lint", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+def lint(*arguments, cwd, by=python):
+    return by("-m", "ampwise", "lint", *arguments, cwd=cwd)
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def project(tmp_path):
 
 
 def test_findings_go_to_stdout_and_counts_to_stderr(project):
-    result = lint("src", cwd=project)
+    result = lint("src", cwd=project, by=fresh)
     assert result.returncode == 1
     assert result.stdout == (
         'src/train.py:2:5: MP204 [*] torch.cuda.amp.GradScaler is deprecated: write torch.amp.GradScaler("cuda")\n'

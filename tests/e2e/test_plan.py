@@ -1,10 +1,10 @@
 """``ampwise plan`` at a script's own models."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from warm import fresh, python
 
 GAN = """
 import sys
@@ -48,13 +48,12 @@ def folder(tmp_path):
     return tmp_path
 
 
-def ran(folder, *arguments):
-    command = [sys.executable, "-m", "ampwise", "plan", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+def ran(folder, *arguments, by=python):
+    return by("-m", "ampwise", "plan", *arguments, cwd=folder)
 
 
 def test_show_says_what_holds_in_each_module_and_leaves_the_users_files_alone(folder):
-    result = ran(folder, "show", "plan.toml", "--", "gan.py", "--lr", "3")
+    result = ran(folder, "show", "plan.toml", "--", "gan.py", "--lr", "3", by=fresh)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-2:] == [
         "  modules     5 in fp16, 1 in fp32",

@@ -10,6 +10,7 @@ import pytest
 
 import examined
 from ampwise.records.files import save_recording
+from warm import fresh, python
 
 
 @pytest.fixture
@@ -20,14 +21,8 @@ def record(made, tmp_path):
 
 
 def _ampwise(*arguments, cwd, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "ampwise", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, **environment},
-        check=False,
-    )
+    by = fresh if environment else python  # a copy reads its environment too late
+    return by("-m", "ampwise", *arguments, cwd=cwd, env={**os.environ, **environment})
 
 
 def test_the_table_and_where_the_page_is(record, tmp_path):

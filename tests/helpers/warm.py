@@ -192,6 +192,11 @@ def _run(arguments, *, cwd, env):
         sys.path[:] = [str(Path.cwd()), *added, *_PATH]
         runpy._run_module_as_main(arguments[1])
         return
+    if arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        sys.path[:] = ["", *added, *_PATH]
+        exec(compile(arguments[1], "<string>", "exec"), main.__dict__)
+        return
     sys.argv = list(arguments)
     sys.path[:] = [str(Path(arguments[0]).resolve().parent), *added, *_PATH]
     main.__file__ = arguments[0]
