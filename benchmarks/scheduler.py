@@ -1,22 +1,25 @@
 """What a PrecisionScheduler saves of trainings that a low format loses, and how much of them stays in the low format.
 
-Small residual nets on made-up data whose training is unstable: a large learning rate, or bad batches at known steps.
-Each is trained by every seed four times from the same weights on the same batches: in fp32, in the low format alone, by
-a PrecisionScheduler, and by one with the plain rule of an absolute loss curvature. fp16 and fp8 are emulated, so the
-numbers are those of hardware that has them. Counts, not times: they are the same under load.
+Small residual nets on made-up data whose training is unstable: a large learning rate, bad batches at known steps, or an
+outlier in every batch from some step on. Each is trained by every seed several times from the same weights on the same
+batches: in fp32, in the low format alone, by a PrecisionScheduler, by one that moves fp16 to bf16, and by one with the
+plain rule of an absolute loss curvature. fp16 and fp8 are emulated, so the numbers are those of hardware that has them.
+Counts, not times: they are the same under load.
 
 A run has diverged if its loss on held-out data, computed in fp32, is not finite or above half of what it was before
-training, or if its last twenty steps were all skipped: then training has ended, whatever the weights are worth.
+training; if its last twenty steps were all skipped, or their mean loss is above half of what guessing the mean gives:
+then training has ended, whatever the weights are worth.
 """
 
 import argparse
 import json
 import math
 import statistics
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -29,7 +32,11 @@ from ampwise.runtime.scaling.overflow import HopelessOverflowError
 
 STEPS = 200
 FILE = OUT / "scheduler.json"
-MODES = ("fp32", "low", "scheduled", "plain rule")
+FIRST_SEED = 100
+"""None of these was looked at when the defaults were chosen."""
+MODES = ("fp32", "low", "scheduled", "to bf16", "plain rule")
+LARGEST = 65504.0
+"""In fp16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +54,28 @@ class Task:
     bad_targets: tuple[int, ...] = ()
     size: float = 1.0
     """What inputs or targets are multiplied by in those steps."""
+    outlier: float = 1.0
+    """What one example of each batch is multiplied by, from ``outlier_from`` on."""
+    outlier_from: int = 60
+    begins_up: int = 0
+    """So many steps a scheduler begins with in fp32."""
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """How it is trained."""
+        return tuple(one for one in MODES if one != "to bf16" or self.plan == "fp16")
+
+
+def _outliers(name: str, emulated: str, optimizer: str, **changed: Any) -> Task:
+    return Task(
+        name=name,
+        emulated=emulated,
+        plan="bf16",
+        optimizer=optimizer,
+        lr={"adam": 0.01, "sgd": 0.05}[optimizer],
+        outlier={"fp8_e4m3": 1e6, "fp8_e5m2": 1e10}[emulated],
+        **changed,
+    )
 
 
 TASKS = (
@@ -88,6 +117,20 @@ TASKS = (
         bad_inputs=(60, 61, 120, 121),
         size=100.0,
     ),
+    Task(
+        name="fp8 e5m2, rate 0.2, momentum 0.95",
+        emulated="fp8_e5m2",
+        plan="bf16",
+        optimizer="sgd",
+        lr=0.2,
+        momentum=0.95,
+    ),
+    _outliers("fp8 e4m3, outliers, regression", "fp8_e4m3", "sgd"),
+    _outliers("fp8 e4m3, outliers, classes", "fp8_e4m3", "adam", classifies=True),
+    _outliers("fp8 e4m3, outliers from the start", "fp8_e4m3", "adam", outlier_from=0),
+    _outliers("fp8 e4m3, the same, begun in fp32", "fp8_e4m3", "adam", outlier_from=0, begins_up=30),
+    _outliers("fp8 e5m2, outliers, regression", "fp8_e5m2", "adam"),
+    _outliers("fp8 e5m2, outliers, classes", "fp8_e5m2", "sgd", classifies=True),
 )
 
 
@@ -103,11 +146,18 @@ class Outcome:
     num_last_skipped: int
     low_share: float
     num_switches: int
+    guessed: float
+    """The loss of whoever guesses the mean."""
+    last_loss: float
+    """The mean of the last twenty steps."""
+    beyond: float
+    """In which share of the work the results were larger than fp16 holds."""
 
     @property
     def has_diverged(self) -> bool:
         """See the head of this file."""
-        return not math.isfinite(self.loss) or self.loss > self.untrained / 2 or self.num_last_skipped >= 20
+        is_lost = not math.isfinite(self.loss) or self.loss > self.untrained / 2
+        return is_lost or self.num_last_skipped >= 20 or not self.last_loss <= self.guessed / 2
 
 
 class Block(nn.Module):
@@ -147,6 +197,8 @@ def batches(task: Task, teacher: nn.Module, seed: int) -> Iterator[tuple[torch.T
         x = torch.randn(256 if step < 0 else 64, 8, generator=generator)
         with torch.no_grad():
             y = teacher(x)
+        if step >= task.outlier_from:
+            x[0] *= task.outlier
         yield x * (task.size if step in task.bad_inputs else 1.0), y * (task.size if step in task.bad_targets else 1.0)
 
 
@@ -155,11 +207,41 @@ def criterion(task: Task) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor
     return (lambda out, y: F.cross_entropy(out, y.argmax(1))) if task.classifies else F.mse_loss
 
 
+def guessing(task: Task, y: torch.Tensor) -> float:
+    """The loss of whoever answers the same to every input, as well as can be."""
+    if not task.classifies:
+        return float(y.var(0, correction=0).mean())
+    shares = torch.bincount(y.argmax(1), minlength=y.shape[1]) / len(y)
+    return float(torch.special.entr(shares).sum())
+
+
+class Beyond:
+    """Counts the parts of a net whose results are larger than fp16 holds, weighed by their parameters."""
+
+    def __init__(self, model: Net) -> None:
+        self.num = self.total = 0
+        for part in (model.inp, *model.blocks, model.head):
+            part.register_forward_hook(self._count)
+
+    def _count(self, part: nn.Module, _: Any, result: torch.Tensor) -> None:
+        weight = sum(one.numel() for one in part.parameters())
+        self.total += weight
+        self.num += weight * (not float(result.detach().abs().max()) <= LARGEST)
+
+    @property
+    def share(self) -> float:
+        """Of all."""
+        return self.num / max(self.total, 1)
+
+
 def scheduler(model: nn.Module, task: Task, mode: str) -> ampwise.PrecisionScheduler:
     """As a user makes it."""
+    if mode == "to bf16":
+        return ampwise.PrecisionScheduler(model, task.plan, safer="bf16")
     if mode == "plain rule":
         return ampwise.PrecisionScheduler(model, task.plan, triggers=[ampwise.AbsoluteLossCurvature()])
-    return ampwise.PrecisionScheduler(model, task.plan)
+    begins = [ampwise.Schedule(steps=[(0, task.begins_up)])] if task.begins_up else []
+    return ampwise.PrecisionScheduler(model, task.plan, triggers=["nonfinite", "loss-spike", *begins])
 
 
 def train(task: Task, mode: str, seed: int) -> Outcome:
@@ -173,6 +255,8 @@ def train(task: Task, mode: str, seed: int) -> Outcome:
     kind: Any = {"adam": torch.optim.AdamW, "sgd": torch.optim.SGD}[task.optimizer]
     optimizer = kind(model.parameters(), lr=task.lr, **({"momentum": task.momentum} if task.optimizer == "sgd" else {}))
     held_out = next(data)
+    beyond = Beyond(model) if mode == "scheduled" else None
+    losses: list[float] = []
     untrained = evaluated(model, loss_of, held_out)
     skipped: list[bool] = []
     with ExitStack() as stack:
@@ -193,10 +277,12 @@ def train(task: Task, mode: str, seed: int) -> Outcome:
                 skipped += [True] * 20
                 break
             skipped.append(result.skipped)
+            losses.append(loss.item())
             if adaptive is not None:
                 adaptive.step(loss, result)
         low_share = adaptive.low_share if adaptive else float(mode == "low")
         num_switches = len(adaptive.switches) if adaptive else 0
+        share_beyond = beyond.share if beyond else 0.0
     return Outcome(
         task=task.name,
         mode=mode,
@@ -206,6 +292,9 @@ def train(task: Task, mode: str, seed: int) -> Outcome:
         num_last_skipped=sum(skipped[-20:]),
         low_share=low_share,
         num_switches=num_switches,
+        guessed=guessing(task, held_out[1]),
+        last_loss=statistics.mean(losses[-20:]) if losses else math.inf,
+        beyond=share_beyond,
     )
 
 
@@ -220,7 +309,7 @@ def shown(outcomes: list[Outcome]) -> str:
     lines: list[str] = []
     lost = {one.seed for one in outcomes if one.mode == "low" and one.has_diverged}
     kept = {one.seed for one in outcomes if one.mode == "fp32" and not one.has_diverged}
-    for mode in MODES:
+    for mode in dict.fromkeys(one.mode for one in outcomes):
         runs = [one for one in outcomes if one.mode == mode]
         finite = [one.loss for one in runs if math.isfinite(one.loss)]
         avoided = sum(one.seed in lost & kept and not one.has_diverged for one in runs)
@@ -243,14 +332,15 @@ def summary(outcomes: list[Outcome]) -> str:
     ]
     lines: list[str] = []
     for mode in MODES[2:]:
-        avoided = sum(not by_run[task, mode, seed].has_diverged for task, seed in avoidable)
+        own = [(task, seed) for task, seed in avoidable if (task, mode, seed) in by_run]
+        avoided = sum(not by_run[task, mode, seed].has_diverged for task, seed in own)
         shares = [one.low_share for one in outcomes if one.mode == mode]
         new = sum(
             one.mode == mode and one.has_diverged and not by_run[one.task, "low", one.seed].has_diverged
             for one in outcomes
         )
         lines.append(
-            f"{mode}: avoids {avoided} of {len(avoidable)} divergences that fp32 avoids, "
+            f"{mode}: avoids {avoided} of {len(own)} divergences that fp32 avoids, "
             f"with {statistics.mean(shares):.0%} of the work in the low format; {new} runs diverge that the low format "
             "alone does not lose"
         )
@@ -259,8 +349,9 @@ def summary(outcomes: list[Outcome]) -> str:
 
 def kept(own: list[Outcome]) -> list[Outcome]:
     """All runs by now, those of a task done again in the place of the earlier; tasks may be run one by one."""
-    earlier = [Outcome(**one) for one in json.loads(FILE.read_text())] if FILE.exists() else []
-    every = [*(one for one in earlier if one.task != own[0].task), *own]
+    earlier = json.loads(FILE.read_text()) if FILE.exists() else []
+    names = {one.name for one in fields(Outcome)}  # those of another version of this script are no more of use
+    every = [*(Outcome(**one) for one in earlier if one["task"] != own[0].task and {*one} == names), *own]
     OUT.mkdir(exist_ok=True)
     FILE.write_text(json.dumps([asdict(one) for one in every], indent=1))
     return every
@@ -276,12 +367,15 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # a run that is lost says so, once a run
     outcomes: list[Outcome] = []
+    seeds = range(FIRST_SEED, FIRST_SEED + (2 if given.quick else given.seeds))
     print("| training | mode | diverged | of those fp32 avoids, avoided | median loss | in the low format | switches |")
     print("|---|---|---|---|---|---|---|")
     for task in TASKS:
         if given.only in task.name:
-            own = [train(task, mode, seed) for mode in MODES for seed in range(2 if given.quick else given.seeds)]
+            own = [train(task, mode, seed) for mode in task.modes for seed in seeds]
             print(shown(own), flush=True)
+            beyond = statistics.mean(one.beyond for one in own if one.mode == "scheduled")
+            print(f"{task.name}: results beyond fp16 in {beyond:.0%} of the work", file=sys.stderr, flush=True)
             outcomes = kept(own)
     print(f"over the trainings in {FILE}:")
     print(summary(outcomes))

@@ -77,6 +77,38 @@ def test_any_readings_give_a_state_that_a_file_holds_and_that_goes_on_the_same(s
 
 @given(states, st.lists(readings, max_size=30))
 @settings(max_examples=60)
+def test_what_moves_a_group_is_what_is_said_of_it(state, shown):
+    """Up at what fires, at once where numbers are lost; down when calm for long enough; else not at all."""
+    policy = state.policy
+    for one in shown:
+        verdicts, after = [trigger.judge(one) for trigger in state.triggers], state.observe(one)
+        num_down = 0
+        for place, (old, new) in enumerate(zip(state.groups, after.groups, strict=True)):
+            fired = [verdict for verdict in verdicts if verdict.level(place) >= 1.0]
+            urgent = [verdict for verdict in fired if verdict.is_urgent]
+            is_soon = (
+                old.num_switches > 0 and new.num_switches == old.num_switches + 1 and old.num_steps < policy.cool_down
+            )
+            if new.is_raised and not old.is_raised:
+                assert fired
+                assert urgent or not is_soon
+                assert any(new.cause.startswith(verdict.cause(place)) for verdict in fired)
+            elif old.is_raised and not new.is_raised:
+                assert all(verdict.level(place) < policy.hysteresis for verdict in verdicts)
+                assert old.num_quiet + 1 >= policy.quiet * 2**old.num_doublings
+                assert not is_soon
+                num_down += old.num_together > 1
+            else:
+                assert new.num_switches == old.num_switches
+                assert new.num_steps == old.num_steps + 1
+                assert new.is_raised or not urgent
+        together = [old.num_together for old in state.groups if old.is_raised]
+        assert num_down <= math.ceil(max(together, default=0) / 4)
+        state = after
+
+
+@given(states, st.lists(readings, max_size=30))
+@settings(max_examples=60)
 def test_no_group_moves_more_often_than_it_may_and_the_last_move_is_up(state, shown):
     end = fed(state, shown)
     for group in end.groups:

@@ -48,6 +48,11 @@ class Verdict:
     is_urgent: bool = False
     """Numbers were lost: no cool-down holds it back."""
 
+    @property
+    def is_shared(self) -> bool:
+        """It is about all groups together, and does not tell which is to blame."""
+        return len(self.levels) == 1
+
     def level(self, group: int) -> float:
         """How near it comes for one group."""
         return self.levels[0] if len(self.levels) == 1 else self.levels[group]

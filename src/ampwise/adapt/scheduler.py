@@ -121,7 +121,7 @@ class PrecisionScheduler:
         num_groups = len(setup.groups)
         groups_at_start = (GroupState(),) * num_groups
         self._state = SchedulerState(policy=setup.policy, triggers=setup.triggers, groups=groups_at_start)
-        limit = min(setup.max_combinations or MAX_COMBINATIONS, num_groups + 1)
+        limit = setup.max_combinations or min(MAX_COMBINATIONS, num_groups + 1)
         self._moves = Moves(
             names=tuple(one.name for one in setup.groups),
             schedules=setup.schedules,

@@ -1,5 +1,7 @@
 """Which groups of modules are to be in the safer format, as a value that readings move."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -9,6 +11,10 @@ from ampwise.adapt.triggers import Trigger
 from ampwise.runtime.scaling.scale_numbers import refuse
 
 _MOST_DOUBLINGS = 6
+_NUM_PORTIONS = 4
+"""Groups that went up together come down in so many portions."""
+_TRIAL = 10
+"""In so many steps, or the cool-down if that is longer, a move shows what it does before others follow from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,22 +54,37 @@ class GroupState:
     num_switches: int = 0
     num_doublings: int = 0
     """How often its quiet period was doubled."""
+    num_together: int = 1
+    """How many groups its last rise moved, itself included."""
+    is_blamed: bool = False
+    """Its last rise was for what all groups together showed when it had just come down."""
 
-    def after(self, group: int, verdicts: tuple[Verdict, ...], policy: Policy) -> Self:
-        """The state after a step that triggers judged so."""
-        one = replace(self, num_steps=self.num_steps + 1)
-        levels = [verdict.level(group) for verdict in verdicts]
-        is_calm = all(level < policy.hysteresis for level in levels)
+    def counted(self, group: int, verdicts: Sequence[Verdict], policy: Policy) -> Self:
+        """The state after a step that triggers judged so, as long as it does not move."""
+        is_calm = all(verdict.level(group) < policy.hysteresis for verdict in verdicts)
+        num_quiet = self.num_quiet + 1 if self.is_raised and is_calm else 0
+        return replace(self, num_steps=self.num_steps + 1, num_quiet=num_quiet)
+
+    def is_recent(self, num_steps: int) -> bool:
+        """Whether it moved within the last steps."""
+        return self.num_switches > 0 and self.num_steps <= num_steps
+
+    def rises(self, group: int, verdicts: tuple[Verdict, ...], policy: Policy) -> Verdict | None:
+        """What moves it up, if anything does."""
         if self.is_raised:
-            return replace(one, num_quiet=self.num_quiet + 1 if is_calm else 0).lowered_if_due(policy)
-        firing = [verdict for verdict, level in zip(verdicts, levels, strict=True) if level >= 1.0]
-        if self.num_switches and one.num_steps <= policy.cool_down:
-            firing = [verdict for verdict in firing if verdict.is_urgent]
-        return one.raised_for(firing[0].cause(group), policy) if firing else one
+            return None
+        is_held = self.is_recent(policy.cool_down)
+        firing = (one for one in verdicts if one.level(group) >= 1.0 and (one.is_urgent or not is_held))
+        return next(firing, None)
 
-    def raised_for(self, cause: str, policy: Policy) -> Self:
+    def is_due(self, policy: Policy) -> bool:
+        """Whether its quiet period is over, as long as it may come up again."""
+        is_quiet = self.is_raised and self.num_quiet >= self._patience(policy) and self.num_steps > policy.cool_down
+        return is_quiet and self.num_switches + 2 <= policy.max_switches
+
+    def raised_for(self, cause: str, policy: Policy, *, num_together: int = 1, is_blamed: bool = False) -> Self:
         """Up."""
-        is_soon = self.num_switches > 0 and self.num_steps <= self._patience(policy)
+        is_soon = self.is_recent(self._patience(policy))
         num_doublings = min(self.num_doublings + 1, _MOST_DOUBLINGS) if is_soon else 0
         stays = self.num_switches + 3 > policy.max_switches
         return replace(
@@ -74,14 +95,12 @@ class GroupState:
             num_quiet=0,
             num_switches=self.num_switches + 1,
             num_doublings=num_doublings,
+            num_together=num_together,
+            is_blamed=is_blamed,
         )
 
-    def lowered_if_due(self, policy: Policy) -> Self:
-        """Down after the quiet period, as long as it may come up again."""
-        patience = self._patience(policy)
-        is_due = self.num_quiet >= patience and self.num_steps > policy.cool_down
-        if not is_due or self.num_switches + 2 > policy.max_switches:
-            return self
+    def lowered(self) -> Self:
+        """Down."""
         return replace(
             self,
             is_raised=False,
@@ -114,11 +133,87 @@ class SchedulerState:
     def observe(self, reading: Reading) -> Self:
         """The state after a step that showed this."""
         verdicts = tuple(one.judge(reading) for one in self.triggers)
+        groups = self._counted(verdicts)
+        rising, blamed = _rising(groups, verdicts, self.policy)
+        falling = _falling(groups, verdicts, self.policy)
+        num_shared = sum(why.is_shared for why in rising.values())
+
+        def moved(place: int, one: GroupState) -> GroupState:
+            if place in falling:
+                return one.lowered()
+            why = rising.get(place)
+            if why is None:
+                return one
+            num_together = num_shared if why.is_shared else 1
+            is_blamed = place in blamed
+            cause = f"{why.cause(place)}; it had just come down" if is_blamed else why.cause(place)
+            return one.raised_for(cause, self.policy, num_together=num_together, is_blamed=is_blamed)
+
         return replace(
             self,
             triggers=tuple(one.observe(reading) for one in self.triggers),
-            groups=tuple(one.after(place, verdicts, self.policy) for place, one in enumerate(self.groups)),
+            groups=tuple(moved(place, one) for place, one in enumerate(groups)),
         )
+
+    def _counted(self, verdicts: tuple[Verdict, ...]) -> tuple[GroupState, ...]:
+        """The groups a step later. What a group on trial does to all together is held against no other one."""
+        is_tried = bool(_on_trial(self.groups, self.policy)) or _is_shown(self.groups, self.policy)
+        judged = [one for one in verdicts if not (is_tried and _waits(one))]
+        loud = any(one.level(0) >= self.policy.hysteresis for one in verdicts if is_tried and _waits(one))
+        counted = tuple(one.counted(place, judged, self.policy) for place, one in enumerate(self.groups))
+        if not loud:
+            return counted
+        stays = (min(one.num_quiet, before.num_quiet) for one, before in zip(counted, self.groups, strict=True))
+        return tuple(replace(one, num_quiet=num) for one, num in zip(counted, stays, strict=True))
+
+
+def _trial(policy: Policy) -> int:
+    return max(_TRIAL, policy.cool_down)
+
+
+def _waits(verdict: Verdict) -> bool:
+    """Whether it does not tell which group is to blame, and there is time to find out."""
+    return verdict.is_shared and not verdict.is_urgent
+
+
+def _on_trial(groups: Sequence[GroupState], policy: Policy) -> set[int]:
+    """The groups that came down last, and lately: to blame for what all together show."""
+    limit = 2 * _trial(policy)
+    down = {place: one.num_steps for place, one in enumerate(groups) if not one.is_raised and one.is_recent(limit)}
+    return {place for place, num_steps in down.items() if num_steps == min(down.values())}
+
+
+def _is_shown(groups: Sequence[GroupState], policy: Policy) -> bool:
+    """Whether the rise of a group that was blamed has yet to show what it does."""
+    return any(one.is_raised and one.is_blamed and one.is_recent(_trial(policy)) for one in groups)
+
+
+def _rising(
+    groups: Sequence[GroupState], verdicts: tuple[Verdict, ...], policy: Policy
+) -> tuple[dict[int, Verdict], set[int]]:
+    """The groups that go up now, each with what moves it; and those of them that are blamed.
+
+    What is seen of all groups together, such as a loss, does not tell which is to blame. If some came down just before
+    it, they are; until their rise has shown what it does, no others go up for it. Where numbers are lost, nobody waits.
+    """
+    suspects, is_shown = _on_trial(groups, policy), _is_shown(groups, policy)
+    moving = {place: why for place, one in enumerate(groups) if (why := one.rises(place, verdicts, policy)) is not None}
+    waiting = {place for place, why in moving.items() if _waits(why)}
+    blamed = set[int]() if is_shown else suspects & waiting
+    held = waiting - blamed if is_shown or suspects else set[int]()
+    return {place: why for place, why in moving.items() if place not in held}, blamed
+
+
+def _falling(groups: Sequence[GroupState], verdicts: tuple[Verdict, ...], policy: Policy) -> set[int]:
+    """The groups that go down now: those that went up together a portion at a time, so that the one to blame shows."""
+    if any(one.is_shared and one.level(0) >= policy.hysteresis for one in verdicts):
+        return set()
+    due = [place for place, one in enumerate(groups) if one.is_due(policy)]
+    together = [place for place in due if groups[place].num_together > 1]
+    is_recent = any(not one.is_raised and one.num_together > 1 and one.is_recent(_trial(policy)) for one in groups)
+    waits = is_recent or _is_shown(groups, policy)
+    portion = math.ceil(max((groups[place].num_together for place in together), default=0) / _NUM_PORTIONS)
+    return {*due} - {*together[0 if waits else portion :]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,8 +118,8 @@ class LossSpike:
         in_a_row: how many steps in a row it has to be too large.
         window: how many of the last losses are taken.
         min_history: how many of them it takes to know.
-        losses: the history.
-        num_in_a_row: how many steps in a row it was too large by now.
+        losses: the history. What is too large is not taken in, unless it lasts: half a window of it is what is usual.
+        high: the last ones in a row that were too large.
     """
 
     num_deviations: float = 6.0
@@ -128,7 +128,7 @@ class LossSpike:
     window: int = 50
     min_history: int = 10
     losses: tuple[float, ...] = ()
-    num_in_a_row: int = 0
+    high: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         refuse(
@@ -143,7 +143,7 @@ class LossSpike:
         if not math.isfinite(reading.loss):
             return _loss_not_finite(reading)
         level = self._level(reading.loss)
-        count = self.num_in_a_row + 1
+        count = len(self.high) + 1
         if count < self.in_a_row:
             level = min(level, _ALMOST)
         usual = Usual.of(self.losses or (reading.loss,)).median
@@ -152,9 +152,14 @@ class LossSpike:
 
     def observe(self, reading: Reading) -> Self:
         """The trigger after the reading."""
-        is_high = reading.loss is not None and math.isfinite(reading.loss) and self._level(reading.loss) >= 1.0
-        losses = with_latest(self.losses, reading.loss, window=self.window)
-        return replace(self, losses=losses, num_in_a_row=self.num_in_a_row + 1 if is_high else 0)
+        if reading.loss is None or not math.isfinite(reading.loss):
+            return self
+        if self._level(reading.loss) < 1.0:
+            return replace(self, losses=with_latest(self.losses, reading.loss, window=self.window), high=())
+        high = (*self.high, reading.loss)
+        if len(high) < max(self.window // 2, self.in_a_row, self.min_history):
+            return replace(self, high=high)
+        return replace(self, losses=high[-self.window :], high=())
 
     def _level(self, loss: float) -> float:
         if len(self.losses) < self.min_history:

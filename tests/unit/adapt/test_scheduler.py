@@ -242,7 +242,21 @@ def test_a_state_that_does_not_fit_changes_nothing(closing):
         loop.scheduler.load_state_dict({})
     with pytest.raises(RecordError, match="no state_dict"):
         loop.scheduler.load_state_dict({**loop.scheduler.state_dict(), "policy": {"quite": 3}})
-    for damage in ({"num_steps": "x"}, {"num_low": []}, {"groups_by_name": None}, {"scale": "x"}):
+    whole = loop.scheduler.state_dict()
+    damages = [
+        {"num_steps": "x"},
+        {"num_low": []},
+        {"groups_by_name": None},
+        {"scale": "x"},
+        {"scale": torch.ones(2)},
+        {"groups": [{**one, "is_raised": "perhaps"} for one in whole["groups"]]},
+        {"groups": whole["groups"][:-1]},
+        {"triggers": [{**whole["triggers"][0], "num_in_a_row": "many"}]},
+        {"triggers": [{"kind": "loss-spike", "losses": "abc"}]},
+        {"triggers": [{"kind": "grad-norm-spike", "octaves": ((1.0,),)}]},
+        {"combinations": {**whole["combinations"], "current": (7,)}},
+    ]
+    for damage in damages:
         with pytest.raises(RecordError, match="no state_dict"):
             loop.scheduler.load_state_dict({**loop.scheduler.state_dict(), **damage})
     assert repr(loop.scheduler.state_dict()) == before

@@ -56,13 +56,85 @@ def test_within_the_cool_down_only_lost_numbers_move_a_group():
 
 
 class _Loud:
-    """Fires at a loss of 9, and is not urgent."""
+    """Fires at a loss of 9 for all groups together, and is not urgent."""
 
     def judge(self, one):
         return Verdict(levels=(1.0 if one.loss == 9.0 else 0.0,), causes=("loud",))
 
     def observe(self, _):
         return self
+
+
+def of_five(**policy):
+    given = {"quiet": 12, "cool_down": 3, **policy}
+    return SchedulerState(policy=Policy(**given), triggers=(_Loud(), NonFinite()), groups=(GroupState(),) * 5)
+
+
+def moves(start, *readings):
+    """The steps in which groups moved, with those that are up from then on."""
+    seen = []
+    for step, one in enumerate(readings):
+        end = start.observe(one)
+        if end.raised != start.raised:
+            seen.append((step, "".join(map(str, sorted(end.raised)))))
+        start = end
+    return seen, start
+
+
+def five(loss=1.0, **fields):
+    return reading(loss, norms=(), suspects=(), peaks=(1.0,) * 5, shares=(0.0,) * 5, raised=(False,) * 5, **fields)
+
+
+QUIET, LOUD = five(), five(9.0)
+DOWN = [(0, "01234"), (12, "234"), (23, "4"), (34, "")]
+
+
+def test_groups_that_went_up_together_come_down_a_portion_at_a_time():
+    assert moves(of_five(), LOUD, *[QUIET] * 40)[0] == DOWN
+    assert moves(of_five(cool_down=20, quiet=21), LOUD, *[QUIET] * 70)[0] == [
+        *[(0, "01234"), (21, "234")],
+        *[(42, "4"), (63, "")],
+    ]
+
+
+def test_who_brings_the_fault_back_goes_up_alone_and_the_others_come_down():
+    def training(first, end):
+        """Loud where the first group is down."""
+        start, seen = of_five(), []
+        for step in range(end):
+            before, loud = start.raised, step >= first and 0 not in start.raised
+            start = start.observe(LOUD if loud else QUIET)
+            if start.raised != before:
+                seen.append((step, "".join(map(str, sorted(start.raised))), [g.is_blamed for g in start.groups]))
+        return seen, start
+
+    seen, end = training(0, 70)
+    assert [(step, up) for step, up, _ in seen] == [
+        (0, "01234"),
+        (12, "234"),
+        (16, "01234"),  # the cool-down of three steps is over
+        (27, "014"),  # what group 0 did is not held against these
+        (38, "01"),
+        (49, "1"),  # twice as long as the first time
+        (53, "01"),
+        (64, "0"),
+    ]
+    assert seen[2][2] == [True, True, False, False, False]
+    assert end.groups[0].cause == "loud; it had just come down"
+
+
+def test_a_fault_that_stays_although_the_blamed_are_up_moves_all():
+    _, down = moves(of_five(), LOUD, *[QUIET] * 34)
+    assert down.raised == frozenset()
+    assert moves(down, *[QUIET] * 3, *[LOUD] * 14)[0] == [(3, "4"), (14, "01234")]
+    # long after the last came down nobody is under suspicion
+    assert moves(down, *[QUIET] * 21, LOUD)[0] == [(21, "01234")]
+
+
+def test_where_numbers_are_lost_nobody_waits_to_see_who_is_to_blame():
+    _, down = moves(of_five(), LOUD, *[QUIET] * 34)
+    lost = five(float("nan"))
+    assert moves(down, lost)[0] == [(0, "01234")]
 
 
 def test_a_group_that_comes_back_soon_stays_up_twice_as_long():

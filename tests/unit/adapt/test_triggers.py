@@ -81,7 +81,18 @@ def test_a_loss_spike_has_to_last():
         trigger = trigger.observe(reading(loss))
     assert [level >= 1.0 for level in seen] == [False] * 5 + [True] * 2
     assert min(seen[:2]) > 0.9  # not calm
-    assert trigger.judge(reading(2.0)).causes == ("loss 2 for 5 steps, usually 1.001",)
+    assert trigger.judge(reading(2.0)).causes == ("loss 2 for 5 steps, usually 0.9991",)
+
+
+def test_a_loss_spike_does_not_become_what_is_usual_unless_it_lasts():
+    before = fed(LossSpike(), noisy())
+    during = fed(before, [reading(3.0)] * 20)
+    assert during.losses == before.losses
+    assert fires(during, reading(3.0))
+    assert fed(during, [reading()]) == fed(before, [reading()])
+    new = fed(during, noisy(10, level=3.0))  # of a window of 50, half
+    assert not fires(new, reading(3.0))
+    assert fires(fed(new, [reading(9.0)] * 4), reading(9.0))
 
 
 def test_a_group_whose_results_its_low_format_does_not_hold_is_not_calm():
