@@ -29,6 +29,9 @@ _LATE: Final = 0.1
 """The part of a step by which a rank that holds up the others comes late, at least."""
 _LATE_MS: Final = 1.0
 """And in all: shorter ones are the machine's noise."""
+_MOSTLY: Final = 0.8
+"""In which part of the steps it does so: a busy machine holds up one rank now, another then."""
+_NUM_TIMED: Final = 4
 
 
 def merged(runs: Sequence[tuple[int, RunRecord]]) -> RunRecord:
@@ -60,7 +63,7 @@ def merged(runs: Sequence[tuple[int, RunRecord]]) -> RunRecord:
         peak_allocated_bytes=_largest(run.peak_allocated_bytes for run in records),
         numerics=_numerics([(rank, run.numerics) for rank, run in ordered if run.numerics is not None]),
         nonfinite=_nonfinite([(rank, run.nonfinite) for rank, run in ordered if run.nonfinite is not None]),
-        notes=(*base.notes, *_notes(ordered), *_late(ranks), *others),
+        notes=(*base.notes, *_notes(ordered), *_late(ordered), *others),
         ranks=ranks,
         **sections,
     )
@@ -86,18 +89,28 @@ def _ahead(run: RunRecord) -> float | None:
     return median(times) if times else None
 
 
-def _late(ranks: Sequence[RankRecord]) -> list[str]:
+def _late(ordered: Sequence[tuple[int, RunRecord]]) -> list[str]:
     """Which rank the others wait for: they have equal steps then, and differ in what comes before the backward pass."""
-    known = {one.rank: one.ahead_ms_median for one in ranks if one.ahead_ms_median is not None}
-    steps = [one.step_ms_median for one in ranks if one.step_ms_median is not None]
-    if len(known) < 2 or not steps:
+    timed = {
+        rank: {step.index: step for step in timed_steps(run) if step.ahead_ms is not None} for rank, run in ordered
+    }
+    common = sorted(set.intersection(*map(set, timed.values())))
+    if len(common) < _NUM_TIMED:
         return []
-    latest = max(known, key=lambda rank: known[rank])
-    lead = known[latest] - median(ms for rank, ms in known.items() if rank != latest)
-    if lead < max(_LATE * max(steps), _LATE_MS):
-        return []
-    words = f"rank {latest} comes to its backward pass {format_ms(lead)} later than the others, who wait for it: "
-    return [words + "look at its data and its forward pass"]
+    for rank in timed:
+        others = [one for other, one in timed.items() if other != rank]
+        leads = [(timed[rank][index].ahead_ms or 0.0) - median(_aheads(others, index)) for index in common]
+        least = max(_LATE * median(timed[rank][index].time_ms or 0.0 for index in common), _LATE_MS)
+        if sum(lead >= least for lead in leads) >= _MOSTLY * len(leads):
+            words = (
+                f"rank {rank} comes to its backward pass {format_ms(median(leads))} later than the others, who wait "
+            )
+            return [words + "for it: look at its data and its forward pass"]
+    return []
+
+
+def _aheads(ranks: Sequence[dict[int, StepRecord]], index: int) -> list[float]:
+    return [one[index].ahead_ms or 0.0 for one in ranks]
 
 
 def _worst(records: Sequence[RunRecord]) -> RunRecord:

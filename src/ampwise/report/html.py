@@ -45,7 +45,7 @@ def _render_compared(recording: Recording) -> str:
         runs=[_run(run) for run in recording.runs],
         failures=[run for run in recording.runs if run.failure is not None],
         moves=switches_table([run for run in recording.runs if run.repeat == 0]),
-        ranks=ranks_table(recording.runs),
+        ranks=ranks_table([run for run in recording.runs if run.repeat == 0]),
         notes=notes(recording),
         how_timed=how_timed(recording.comparison),
     )

@@ -88,7 +88,7 @@ def render_table(recording: Recording, console: Console) -> None:
     has_figures = any(row.error is None for row in table_rows)
     if has_figures:
         console.print(_table(table_rows, _columns(comparison, wide=console.width >= _WIDE)))
-    print_ranks(recording.runs, console)
+    print_ranks([run for run in recording.runs if run.repeat == 0], console)
     for row in table_rows:
         if row.error is not None:
             console.print(Text(f"{row.name} did not finish: {row.error}", style=_STYLES[Tone.BAD]))

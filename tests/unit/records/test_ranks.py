@@ -175,6 +175,12 @@ def test_the_rank_that_all_others_wait_for_is_named():
     assert merged([(0, run()), (1, waiting(*[80.0] * 3))]).notes == ()
 
 
+def test_ranks_that_are_late_by_turns_are_a_busy_machine_and_few_steps_say_nothing():
+    by_turns = [waiting(*([80.0, 5.0][(index + rank) % 2] for index in range(9))) for rank in (0, 1)]
+    assert merged(list(enumerate(by_turns))).notes == ()
+    assert merged([(0, waiting(5.0, 5.0, 5.0, 5.0)), (1, waiting(5.0, 5.0, 80.0, 80.0))]).notes == ()
+
+
 def test_ranks_whose_own_scalers_differ_are_told():
     def scaled(*scales):
         return run(steps=tuple(step(index, 1.0, scale=scale) for index, scale in enumerate(scales)))

@@ -14,7 +14,7 @@ from ampwise.report.ranks import print_ranks, ranks_table
 def rank(ahead, *, skipped=False, loss=1.0, **fields):
     steps = tuple(
         StepRecord(index=index, optimizer=0, loss=loss, time_ms=100.0, ahead_ms=ahead, skipped=skipped)
-        for index in range(4)
+        for index in range(8)
     )
     options = {"variant": "bf16", "precision": "bf16", "reason": "", "repeat": 0, "end": RunEnd.FINISHED}
     return RunRecord(**{**options, "steps": steps, **fields})
@@ -42,8 +42,8 @@ def test_a_run_alone_has_no_table(made):
 def test_a_row_a_rank(both):
     table = ranks_table([both])
     assert table.rows == (
-        ("bf16", "0", "4", "0", "100 ms", "5.00 ms", "9.77 KiB", "none", "finished"),
-        ("bf16", "1", "4", "4", "100 ms", "80.0 ms", NOTHING, "step 0", "<b>KeyError"),
+        ("bf16", "0", "8", "0", "100 ms", "5.00 ms", "9.77 KiB", "none", "finished"),
+        ("bf16", "1", "8", "8", "100 ms", "80.0 ms", NOTHING, "step 0", "<b>KeyError"),
     )
 
 
