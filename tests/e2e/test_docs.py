@@ -14,7 +14,9 @@ PAGES = [
     *sorted(ROOT.glob("README*.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs/learn").glob("*.md")),
+    *sorted((ROOT / "docs/concepts").glob("*.md")),
 ]
+CONCEPTS = [page for page in PAGES if page.parent.name == "concepts" and page.name != "index.md"]
 GENERATED = {"reference.md", "rules/doctor.md", "rules/lint.md"}
 """Pages that the build of the documentation writes."""
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#:]+)\)")
@@ -25,7 +27,7 @@ LESSONS = [page for page in PAGES if page.parent.name == "learn" and page.name !
 BLOCK_AND_OUTPUT = re.compile(r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 COMMENT_OF_PRINT = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
 ANSWER = re.compile(r"^<details><summary>Answer</summary>\n(.*?)^</details>$", re.MULTILINE | re.DOTALL)
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.name}")
 
 
 def blocks(page, language):
@@ -41,7 +43,7 @@ lessons = pytest.mark.parametrize(
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if blocks(page, "python") and page not in LESSONS and page.name not in TRIED_ELSEWHERE],
-    ids=lambda page: page.name,
+    ids=lambda page: f"{page.parent.name}-{page.name}",
 )
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -52,7 +54,8 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     if page.name == "estimate.md":  # its model is in another process
         assert names["estimate"].fits
         return
-    if page.name == "claims.md":  # its blocks say themselves what must be so
+    if page.name == "claims.md" or page in CONCEPTS:  # their blocks say themselves what must be so
+        assert "assert" in page.read_text()
         return
     assert names["result"].stepped
     assert any(not old.equal(new) for old, new in zip(before, names["model"].parameters(), strict=True))
@@ -140,6 +143,18 @@ def test_the_tutorial_shows_the_figures_of_the_readme():
     rows = re.findall(r"^\| (?:fp32|auto) .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert len(rows) == 2
     assert all(row in (ROOT / "docs/tutorial.md").read_text() for row in rows)
+
+
+def test_every_concept_is_in_the_overview_and_says_what_it_is_for():
+    overview = (ROOT / "docs/concepts/index.md").read_text()
+    picture = (ROOT / "docs/concepts/nouns.svg").read_text().lower()
+    assert len(CONCEPTS) == 12
+    for page in CONCEPTS:
+        text = page.read_text()
+        assert f"]({page.name})" in overview
+        assert text.splitlines()[0].removeprefix("# ").lower() in picture
+        assert all(part in text for part in ("**Why it exists.**", "```python", "Read on: ")), page.name
+        assert len(text.splitlines()) <= 60
 
 
 def test_the_rules_that_lessons_name_exist():
