@@ -8,6 +8,7 @@ from ampwise.compare.losses import Curve, all_finite, curves
 from ampwise.compare.parity import is_broken, mean_gap, measure_noise
 from ampwise.records.run import RunRecord
 from ampwise.records.tuning import NoiseRecord, TrialRecord
+from ampwise.tune.lost import lost_updates
 
 LEAST_STEPS = 8
 """Fewer losses have no second half to compare."""
@@ -62,6 +63,9 @@ def _error(run: RunRecord, fp32: RunRecord, noise: NoiseRecord) -> tuple[float, 
     second_half = run.steps[len(run.steps) // 2 :]
     if all(step.skipped for step in second_half):
         return math.inf, "every step of the second half is skipped, for its gradients are not finite"
+    lost = lost_updates(run, fp32)
+    if lost is not None:
+        return math.inf, lost
     theirs = curves(fp32)
     found = [
         _curve_error(place, curve, theirs.get(place, ()), noise, num_skipped=run.num_skipped)

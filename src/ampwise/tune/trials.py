@@ -23,6 +23,10 @@ _MEMORY_STEP: Final = 5
 """The step whose tensors are counted, in the runs that are reported."""
 
 
+_WATCHED: Final = ("numerics",)
+"""With what runs are watched that are compared: gradients that vanish show in no loss."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """How far a search is."""
@@ -101,7 +105,15 @@ class Runs:
         self._clock = clock
         self._longest_s = 0.0
 
-    def fp32(self, *, seed: int, what: str, rehearse: Plan | None = None, emulate: str | None = None) -> RunRecord:
+    def fp32(
+        self,
+        *,
+        seed: int,
+        what: str,
+        rehearse: Plan | None = None,
+        emulate: str | None = None,
+        memory: bool = False,
+    ) -> RunRecord:
         """A run in fp32, whatever mixed precision the script does by itself.
 
         Args:
@@ -109,16 +121,17 @@ class Runs:
             what: Why, for a progress bar.
             rehearse: Tried on one module at a time.
             emulate: The format that is emulated for it.
+            memory: Count its tensors, with no instrument on whose own would be among them.
         """
         spec = replace(
             self._spec,
             precision="fp32",
             amp=Amp.OFF,
             repeat=seed,
-            instruments=("nonfinite",) if rehearse is not None else (),
+            instruments=("nonfinite",) if rehearse is not None else () if memory else _WATCHED,
             rehearse=None if rehearse is None else to_toml(rehearse),
             rehearse_emulated=emulate,
-            memory_step=_MEMORY_STEP if rehearse is None else None,
+            memory_step=_MEMORY_STEP if memory else None,
         )
         return self._made(spec, what)
 
@@ -132,6 +145,7 @@ class Runs:
             rules_stay=True,
             lists=plan.lists,
             repeat=seed,
+            instruments=() if memory else _WATCHED,
             memory_step=_MEMORY_STEP if memory else None,
         )
         return self._made(spec, what)

@@ -131,7 +131,7 @@ class Tuner:
         orders = (
             lambda: runs.fp32(seed=seed, what="fp32, and each module by itself", rehearse=start, emulate=self._emulate),
             lambda: runs.fp32(seed=seed, what="fp32 again: is it the same?"),
-            lambda: runs.fp32(seed=seed + 1, what="fp32 with another seed"),
+            lambda: runs.fp32(seed=seed + 1, what="fp32 with another seed", memory=True),
         )
         for place, order in enumerate(orders):
             if place == len(made):
@@ -145,7 +145,12 @@ class Tuner:
         noise = noise_of(first, again, other, tolerance=self.question.tolerance)
         if first.sensitivity is None or not first.sensitivity.modules:
             raise CannotRunError("the script calls no torch.nn.Module, so no rule on modules could help it")
-        return _Ground(ranked=first, sensitivity=first.sensitivity, noise=noise, by_seed={seed: first, seed + 1: other})
+        return _Ground(
+            ranked=first,
+            sensitivity=first.sensitivity,
+            noise=noise,
+            by_seed={seed: replace(first, numerics=again.numerics), seed + 1: other},
+        )
 
     def _failed(self, run: RunRecord, first: RunRecord) -> TuningRecord:
         if run.end is RunEnd.NO_STEPS:

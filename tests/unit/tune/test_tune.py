@@ -58,6 +58,10 @@ def test_the_runs_are_three_in_fp32_then_trials_then_another_seed(stack):
     assert [spec.repeat for spec in trials] == [4] * (len(trials) - 1) + [5]
     assert [one.seed for one in record.trials] == [spec.repeat for spec in trials]
     assert all(spec.rules_stay for spec in trials)
+    watched = [("nonfinite",), ("numerics",), (), *[("numerics",)] * (len(trials) - 1), ()]
+    assert [spec.instruments for spec in stack.runs] == watched
+    # an instrument's own tensors would be counted
+    assert [spec.memory_step is not None for spec in stack.runs] == [not one for one in watched]
 
 
 def test_the_record_says_what_was_verified(stack):
