@@ -1,0 +1,114 @@
+"""Plans that a model cannot bear are refused, and rules without effect are told of."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from ampwise._base.errors import CannotRunError, PlanError, UsageError
+from ampwise.runtime.casts.casting import apply_plan, plan_in_effect
+from planned_nets import net, plan, same_state, state_of
+
+
+def test_a_second_plan_is_refused(x):
+    model = net()
+    undo = apply_plan(model, plan())
+    before = state_of(model)
+    with pytest.raises(CannotRunError, match="a plan is in effect on this model already"):
+        apply_plan(model, plan())
+    with pytest.raises(CannotRunError, match='at "0"'):
+        apply_plan(nn.Sequential(model), plan())
+    assert same_state(before, state_of(model))
+    undo()
+
+
+@pytest.mark.parametrize(
+    ("rules", "text"),
+    [
+        ([{"module": "layer.*", "compute": "fp32"}], r'rules\[0\].module: "layer.\*" matches no module; .* "layers'),
+        ([{"op": "mylib::none", "compute": "fp32"}], "is no operator registered with torch"),
+    ],
+)
+def test_a_rule_without_effect_warns(rules, text):
+    model = net()
+    with pytest.warns(UserWarning, match=text):
+        apply_plan(model, plan(*rules))()
+
+
+def test_rules_of_a_preset_for_other_models_are_told_of_at_once():
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        apply_plan(net(), "fp16-safe")()
+        assert not told  # the rule on wo holds: the others are for other models
+        apply_plan(net(), "moe")()
+    assert [str(one.message) for one in told] == [
+        'plan: no module for "*.router", "*.gate": a preset has these rules for other models'
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        (plan({"module": "wo", "compute": "fp8_e4m3"}), CannotRunError, r"rules\[0\].compute: .* --emulate fp8"),
+        (plan({"op": "linear", "compute": "fp8_e4m3"}), CannotRunError, r"rules\[0\].compute: .* --emulate fp8"),
+        (plan({"module": "wo", "compute": "tf32"}), CannotRunError, "tf32 is a switch of the whole process"),
+        (plan(default="fp64"), CannotRunError, "default: torch's autocast cannot compute in fp64"),
+        ("fp61", PlanError, "neither a plan file nor a preset"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_and_the_model_left(given, error, text):
+    model = net()
+    before = state_of(model)
+    with pytest.raises(error, match=text):
+        apply_plan(model, given)
+    assert same_state(before, state_of(model))
+
+
+def test_low_parameters_in_fp32_are_refused_with_the_place():
+    model = net()
+    model.wo.bfloat16()
+    with pytest.raises(CannotRunError, match=r'"wo\.inner" is to compute in fp32, but its weight is bfloat16'):
+        apply_plan(model, plan({"module": "wo", "compute": "fp32"}))
+    apply_plan(model, plan())()
+
+
+def test_parameters_in_a_low_format_are_those_of_the_model(x):
+    kept = plan(parameters="bf16")
+    with pytest.raises(CannotRunError, match=r'"layers.0.inner.weight" is float32; cast the model, before .*bfloat16'):
+        apply_plan(net(), kept)
+    model = net().bfloat16()
+    with plan_in_effect(model, kept):
+        assert torch.isfinite(model(x)).all()
+
+
+def test_a_scripted_module_is_refused_where_a_rule_names_it(x):
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Sequential(nn.Linear(4, 4))))
+    with pytest.raises(CannotRunError, match='"1" is compiled by TorchScript'):
+        apply_plan(model, plan({"module": "1", "compute": "fp32"}))
+    with plan_in_effect(model, plan({"op": "softmax", "compute": "fp32"})):
+        assert model(x).dtype is torch.float32
+
+
+def test_a_shared_module_has_one_format():
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(nn.Sequential(shared), nn.Sequential(shared))
+    with pytest.raises(PlanError, match=r'"0.0" and "1.0" are one module, under different rules: fp32 by rules\[0\]'):
+        apply_plan(model, plan({"module": "0.0", "compute": "fp32"}, {"module": "1.0", "compute": "fp16"}))
+
+
+def test_a_rule_on_what_attention_reads_itself_warns():
+    model = nn.Sequential(nn.MultiheadAttention(4, 2))
+    with pytest.warns(UserWarning, match=r"rules\[0\]: \*\.out_proj has no effect: nn.MultiheadAttention reads"):
+        apply_plan(model, plan({"module": "*.out_proj", "compute": "fp32"}))()
+    apply_plan(model, plan({"module": "0", "compute": "fp32"}))()
+
+
+def test_a_plan_of_another_torch_warns():
+    with pytest.warns(UserWarning, match=r'plan: torch = "2.1": the installed torch is'):
+        apply_plan(net(), plan(torch="2.1"))()
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(UsageError, match="give the model"):
+        apply_plan("model.pt", "bf16")
