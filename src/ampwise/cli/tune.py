@@ -24,6 +24,7 @@ from ampwise.runner.spec import Malloc
 if TYPE_CHECKING:
     from ampwise.records.tuning import TuningRecord
     from ampwise.tune.question import Question
+    from ampwise.tune.tune import Tuner
 
 _NO_PLAN = 1
 _PATH = click.Path(path_type=Path)
@@ -77,13 +78,17 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     if status:
         return status
     check_device(question.device)
-    record = _tuned(target, question, state, resume=options["resume"])
-    if record.plan is not None:
-        from ampwise.report.tuning import facts
-
-        save_plan(parse_plan(record.plan), options["output"], facts=tuple(facts(record)))
+    record = _tuned(target, question, state, output=options["output"], resume=options["resume"])
+    _save(record, options["output"])
     _tell(record, options, target, state)
     return 0 if record.plan is not None else _NO_PLAN
+
+
+def _save(record: "TuningRecord", output: Path) -> None:
+    from ampwise.report.tuning import facts
+
+    if record.plan is not None:
+        save_plan(parse_plan(record.plan), output, facts=tuple(facts(record)))
 
 
 def _question(options: Mapping[str, Any]) -> "Question":
@@ -109,27 +114,32 @@ def _state_of(output: Path) -> Path | None:
     return output.with_name(f"{output.name}.state")
 
 
-def _tuned(target: Target, question: "Question", state: Path | None, *, resume: bool) -> "TuningRecord":
+def _tuned(target: Target, question: "Question", state: Path | None, *, output: Path, resume: bool) -> "TuningRecord":
     from ampwise.tune.tune import Tuner
 
     scratch = tempfile.mkdtemp(prefix="ampwise-tune-")
+    tuner = Tuner(target=target, question=question, state=state, resume=resume, saved=str(Path(scratch, "saved")))
     try:
         with signals_unwind(), progress_bar() as show:
-            return Tuner(
-                target=target,
-                question=question,
-                state=state,
-                resume=resume,
-                saved=str(Path(scratch, "saved")),
-                on_progress=lambda progress: show(progress.what, progress.num_done, progress.num_steps),
-            ).tune()
-    except KeyboardInterrupt:
-        is_kept = state is not None and state.exists()
-        say(f"interrupted; what was done is kept in {state}: go on with --resume" if is_kept else "interrupted")
-        raise click.exceptions.Exit(INTERRUPTED) from None
+            tuner.on_progress = lambda progress: show(progress.what, progress.num_done, progress.num_steps)
+            return tuner.tune()
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        _keep(tuner, output)
+        raise stopped if isinstance(stopped, SystemExit) else click.exceptions.Exit(INTERRUPTED) from None
     finally:
         shutil.rmtree(Path(scratch, "output"), ignore_errors=True)  # the last run's; the others' went with the next
         remove_empty(scratch)
+
+
+def _keep(tuner: "Tuner", output: Path) -> None:
+    """Write the best plan that had passed when the search was stopped from outside, and say what there is."""
+    record = tuner.best_so_far()
+    if record is None:
+        say("interrupted")
+        return
+    _save(record, output)
+    best = f"; {inert_line(str(output))} has the best plan so far: {record.explanation}" if record.plan else ""
+    say(f"interrupted{best}; what was done is kept in {inert_line(str(tuner.state))}: go on with --resume")
 
 
 def _tell(record: "TuningRecord", options: Mapping[str, Any], target: Target, state: Path | None) -> None:

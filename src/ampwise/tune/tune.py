@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from ampwise._base.errors import CannotRunError, UsageError
+from ampwise._base.errors import AmpwiseError, CannotRunError, UsageError
 from ampwise._base.text import inert_line
 from ampwise.plan.plan import Plan
 from ampwise.plan.writing import pinned, to_toml
@@ -86,15 +86,31 @@ class Tuner:
         num_before = len(journal.state.trials)
         runs = self._runs()
         try:
-            ground = self._ground(runs, journal)
-        except OutOfTime:
-            record = self._record(Outcome.NOTHING_YET, "time was over before fp32's own noise was known")
-        else:
-            record = ground if isinstance(ground, TuningRecord) else self._searched(runs, journal, ground)
+            record = self._answer(runs, journal)
+        except AmpwiseError:
+            if not journal.state.trials:  # it would be refused again
+                journal.forget()
+            raise
         if record.outcome not in {Outcome.OUT_OF_TIME, Outcome.NOTHING_YET}:
             journal.forget()
         notes = (*record.notes, *(changes.notes() if changes is not None else ()))
         return replace(record, resumed=num_before, notes=notes, seconds=self.clock() - self._began)
+
+    def best_so_far(self) -> TuningRecord | None:
+        """What is known after ``tune`` was interrupted, from what it kept; makes no run. None where it kept nothing."""
+        if self.state is None or not self.state.exists():
+            return None
+        try:
+            return replace(self, resume=True, question=replace(self.question, budget_min=0.0)).tune()
+        except UsageError:  # what is there is of another search, which this one had not come to replace
+            return None
+
+    def _answer(self, runs: Runs, journal: Journal) -> TuningRecord:
+        try:
+            ground = self._ground(runs, journal)
+        except OutOfTime:
+            return self._record(Outcome.NOTHING_YET, "time was over before fp32's own noise was known")
+        return ground if isinstance(ground, TuningRecord) else self._searched(runs, journal, ground)
 
     def _runs(self) -> Runs:
         question = self.question

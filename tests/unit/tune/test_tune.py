@@ -441,3 +441,50 @@ def test_what_a_plan_takes_is_known_of_a_trial_that_was_made_before(stack):
     record = tuner(stack).tune()
     assert record.trials[-1].peak_tensor_bytes == record.peak_tensor_bytes == 700
     assert record.trials[0].peak_tensor_bytes is None
+
+
+def interrupted(stack, state, *, after):
+    """A search that Ctrl-C ends in the run behind ``after`` others."""
+
+    def run(target, spec, *, on_step, output):
+        if len(stack.runs) == after:
+            raise KeyboardInterrupt
+        return stack(target, spec, on_step=on_step, output=output)
+
+    search = replace_run(tuner(stack, state=state), run)
+    with pytest.raises(KeyboardInterrupt):
+        search.tune()
+    return search
+
+
+@pytest.mark.parametrize("after", range(10))
+def test_interrupted_it_has_the_best_plan_that_passed(stack, tmp_path, after):
+    total = len(tuner(replace(stack, runs=[])).tune().trials) + 3
+    if after >= total:
+        return
+    state = tmp_path / "state"
+    record = interrupted(stack, state, after=after).best_so_far()
+    assert len(stack.runs) == after
+    if after == 0:
+        assert record is None
+        return
+    passing = [one for one in record.trials if one.passes and one.seed == 0]
+    assert (record.plan is not None) == bool(passing)
+    assert state.exists()
+    if passing:
+        assert set(kept(record)) == set(min((one.kept for one in passing), key=len))
+
+
+def test_what_another_search_had_kept_is_no_plan_of_this_one(stack, tmp_path):
+    state = tmp_path / "state"
+    interrupted(stack, state, after=5)
+    other = tuner(stack, state=state, tolerance=0.3)
+    assert other.best_so_far() is None
+    assert state.exists()
+
+
+def test_a_search_that_is_refused_keeps_nothing(stack, tmp_path):
+    stack.no_loss = True
+    with pytest.raises(CannotRunError, match="no loss"):
+        tuner(stack, state=tmp_path / "state").tune()
+    assert list(tmp_path.iterdir()) == []
