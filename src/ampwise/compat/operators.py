@@ -106,7 +106,7 @@ def operator_of(func: Any) -> Operator:
 
 def is_collective(func: Any) -> bool:
     """Whether ``func`` sends tensors to other processes and receives theirs."""
-    return operator_of(func).name.startswith("c10d.")
+    return operator_of(func).name.startswith(("c10d.", "_c10d_functional."))
 
 
 def last_sequence_number() -> int:

@@ -98,7 +98,10 @@ def with_precision(case: Case, site: Site, remedy: str) -> str:
         where = f" at {place_words(first.site)}" if first is not None else ""
         return f"The same run in fp32 fails too{where}, so precision cannot fix it. {remedy}"
     if is_half_by_itself(case):
-        return f"{remedy} The script keeps its parameters in half precision: leave them in fp32 and let autocast cast."
+        return (
+            f"{remedy} The script keeps its parameters in half precision, which leaves a plan's rules no room: leave "
+            "them in fp32 and let autocast cast."
+        )
     if case.run.left_alone is not None and site.module:
         return (
             f"{remedy} The script has an autocast of its own, beside which `ampwise run --plan` applies no rule: in "
@@ -108,8 +111,10 @@ def with_precision(case: Case, site: Site, remedy: str) -> str:
     return remedy
 
 
-def remedy_at(site: Site, remedy: str, *, or_else: str = "") -> str:
+def remedy_at(case: Case, site: Site, remedy: str, *, or_else: str = "") -> str:
     """The remedy that a plan carries out; where none reaches the place, what to write there."""
+    if site.module and is_half_by_itself(case):
+        return f"Compute {inert_line(site.module)} with autocast off, on `x.float()`{or_else}."
     if site.module:
         return remedy
     where = "a model as a whole" if site.module == "" else "a line outside of the model"
@@ -125,8 +130,8 @@ def because_of(origin: Origin) -> str:
 
 
 def rule_that_helps(case: Case, site: Site, because: str) -> str | None:
-    """The rule of a plan that computes the module in fp32; None as well where fp32 has a fault too."""
-    return None if fails_in_fp32(case) else kept_in_fp32(site, because)
+    """The rule of a plan that computes the module in fp32; None where fp32 has a fault too, or weights are no fp32."""
+    return None if fails_in_fp32(case) or is_half_by_itself(case) else kept_in_fp32(site, because)
 
 
 def kept_in_fp32(site: Site, because: str) -> str | None:

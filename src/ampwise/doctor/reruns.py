@@ -56,7 +56,17 @@ def what_removed_it(case: Case) -> Iterator[str]:
     for role, text in _WORDS.items():
         run = _counted(case, role)
         if run is not None and run.steps and run is not case.run:
-            yield f"{_kept(run) or text} it {'stays' if run.shows_loss_of(case.run) else 'is gone'}"
+            what = f"stays{_next_place(run)}" if run.shows_loss_of(case.run) else "is gone"
+            yield f"{_kept(run) or text} it {what}"
+
+
+def _next_place(run: RunRecord) -> str:
+    """Where a rescued run loses its numbers: what comes next once the first fault is put right."""
+    first = run.nonfinite.first if run.role is Role.RESCUED and run.nonfinite is not None else None
+    if first is None or first.site.op is None:
+        return ""
+    where = f" in {inert_line(first.site.module, max_length=60)}" if first.site.module else ""
+    return f": then {inert_line(first.site.op)}{where} fails, in {first.site.phase.value}"
 
 
 def _kept(run: RunRecord) -> str:

@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 import torch
 from torch import Tensor
 
+from ampwise.compat.distributed import local_of
 from ampwise.compat.fused_step import norms_of
 from ampwise.instruments.origins import is_finite
 
@@ -18,11 +19,12 @@ _WIDE: Final = frozenset({torch.float32, torch.bfloat16})
 def is_any_bad(tensors: Sequence[Tensor]) -> bool:
     """Whether a number of the tensors is not finite. Waits for the device, once where all is well.
 
+    Of shards this rank's are looked at.
     Cost: a norm of each; one that overflows though every number is finite is looked into.
     """
     alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
     others: list[Tensor] = []
-    for one in tensors:
+    for one in map(local_of, tensors):
         dtype = one.dtype
         (alike[dtype, one.device] if dtype in _WIDE and one.layout is torch.strided else others).append(one)
     return any(map(_is_one_bad, alike.values())) or not all(map(is_finite, others))

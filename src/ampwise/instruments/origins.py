@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from ampwise.compat.distributed import local_of
 from ampwise.compat.operators import Operator, last_sequence_number, running_sequence_number
 from ampwise.interpose.internal import internal
 from ampwise.observe.dtypes import dtype_name, tensors_in
@@ -276,7 +277,11 @@ def is_finite(tensor: torch.Tensor) -> bool:
     dtype = tensor.dtype
     if not dtype.is_floating_point or tensor.layout is not torch.strided or tensor.is_meta:
         return True
-    values = tensor.detach() if tensor.requires_grad else tensor
+    values = local_of(
+        tensor.detach() if tensor.requires_grad else tensor
+    )  # a sum over shards waits for other processes
+    if not values.numel():
+        return True
     if dtype not in _SUMMED:
         values = values.float()
     # A sum is half the cost, a third where none of another dtype is asked for: torch adds up halves in fp32 and rounds.

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ampwise.compat.operators import AroundOperators, operator_of
+from ampwise.compat.distributed import ddp_of, is_fsdp1, is_sharded
+from ampwise.compat.operators import AroundOperators, is_collective, operator_of
 from ampwise.compat.stance import has_dynamo, run_uncompiled
 from ampwise.instruments.again import kept_buffers, kept_random_state, random_state, set_random_state
 from ampwise.instruments.origins import OriginFinder
@@ -32,6 +33,13 @@ class _Call:
     outputs: list[torch.Tensor | None] = field(default_factory=list)
     """The gradient of each floating output that needs one."""
     handles: list[Any] = field(default_factory=list)
+
+
+class InCompanyError(Exception):
+    """A model cannot be run again by one process alone."""
+
+    def __init__(self) -> None:
+        super().__init__("other processes take part in it")
 
 
 class Replay:
@@ -74,16 +82,39 @@ class Replay:
     def run(self, finder: OriginFinder) -> None:
         """Make the calls again, uncompiled, from the same random numbers; weights, buffers and gradients stay so.
 
-        What the loop did between and after the calls, such as the loss, is not run again.
+        What the loop did between and after the calls, such as the loss, is not run again. Of
+        DistributedDataParallel the model within is, in which the other processes take no part.
+
+        Raises:
+            InCompanyError: they would have to take part.
         """
         with ExitStack() as stack:
             if has_dynamo():
                 stack.callback(run_uncompiled())
             stack.enter_context(announced())
             stack.enter_context(kept_random_state())
-            mode = AroundOperators(lambda func, args, kwargs: finder.around(operator_of(func), func, args, kwargs))
+            mode = AroundOperators(lambda func, args, kwargs: _look(finder, func, args, kwargs))
+            _refuse_company([call.module for call in self._calls])
             for call in self._calls:
                 _run_again(call, mode)
+
+
+def _refuse_company(modules: list[nn.Module]) -> None:
+    """Refuse models whose parts agree with other processes: those do not run it again, and would be waited for.
+
+    Raises:
+        InCompanyError: one of them does.
+    """
+    inner = [unwrapped(module) for module in modules]
+    parameters = [one for module in inner for one in module.parameters()]
+    if ddp_of(inner) or any(is_sharded(one) or is_fsdp1(one) for one in parameters):
+        raise InCompanyError
+
+
+def _look(finder: OriginFinder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if is_collective(func):
+        raise InCompanyError
+    return finder.around(operator_of(func), func, args, kwargs)
 
 
 def _run_again(call: _Call, mode: AroundOperators) -> None:

@@ -46,7 +46,7 @@ def check(case: Case) -> Iterator[Finding]:
     """Operators of the forward pass that made infinities of finite numbers in a narrow format, one a site."""
     found = [one for one in faults(case) if cause_of(one) is Cause.OVERFLOW and not holds_large_weight(case, one)]
     yield from findings(
-        case, INFO, [(one, _message(one), remedy_at(one.site, INFO.remedy, or_else=OR_BF16)) for one in found]
+        case, INFO, [(one, _message(one), remedy_at(case, one.site, INFO.remedy, or_else=OR_BF16)) for one in found]
     )
 
 

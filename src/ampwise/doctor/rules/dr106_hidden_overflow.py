@@ -68,7 +68,7 @@ def check(case: Case) -> Iterator[Finding]:
 
 def _narrow(case: Case, found: list[Origin]) -> Iterator[Finding]:
     """What fp32 holds: the error against it tells whether it matters."""
-    for finding in findings(case, INFO, [(one, _message(one), _remedy(one)) for one in found]):
+    for finding in findings(case, INFO, [(one, _message(one), _remedy(case, one)) for one in found]):
         module = finding.site.module if finding.site is not None else None
         error = error_of(case, module or "")
         op = finding.site.op if finding.site is not None else None
@@ -81,9 +81,9 @@ def _narrow(case: Case, found: list[Origin]) -> Iterator[Finding]:
         )
 
 
-def _remedy(origin: Origin) -> str:
+def _remedy(case: Case, origin: Origin) -> str:
     remedy = INFO.remedy if origin.site.op == "aten.pow" else INFO.remedy.partition("; in the code")[0] + "."
-    return remedy_at(origin.site, remedy, or_else=OR_BF16)
+    return remedy_at(case, origin.site, remedy, or_else=OR_BF16)
 
 
 def _is_meant(origin: Origin) -> bool:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
-from ampwise.doctor.origins import rule_that_helps, with_precision
+from ampwise.doctor.origins import OR_BF16, origins, remedy_at, rule_that_helps, with_precision
 from ampwise.doctor.reruns import what_removed_it
 from ampwise.doctor.rule import Rule
-from ampwise.doctor.weights import computes_in_fp16, large_weights
+from ampwise.doctor.weights import computes_in_fp16, holds_large_weight, large_weights
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
 from ampwise.records.numerics import TensorKind, TensorStatistics
 from ampwise.records.site import Phase, Site
@@ -43,8 +43,10 @@ for _ in range(20):
 
 
 def check(case: Case) -> Iterator[Finding]:
-    """Weights that are infinite in fp16, in a run that computes in fp16."""
+    """Weights that are infinite in fp16, in a run that computes in fp16; none that a plan kept in fp32."""
     for tensor, amax in large_weights(case):
+        if not _is_cast(case, tensor):
+            continue
         site = Site(phase=Phase.FORWARD, module=tensor.module)
         yield Finding(
             rule=INFO.id,
@@ -53,7 +55,7 @@ def check(case: Case) -> Iterator[Finding]:
             message=f"{_name(tensor)} holds {amax:.4g}, and fp16 ends at 65504: it is infinite once it is cast.",
             site=site,
             evidence="; ".join([f"largest magnitude {amax:.6g}, held in {tensor.dtype}", *what_removed_it(case)]),
-            remedy=with_precision(case, site, INFO.remedy),
+            remedy=with_precision(case, site, remedy_at(case, site, INFO.remedy, or_else=OR_BF16)),
             plan_rule=rule_that_helps(case, site, f"a weight of {amax:.4g} is beyond fp16"),
         )
 
@@ -67,6 +69,13 @@ def reassure(case: Case) -> Iterator[str]:
     known = [one for one in sizes if one is not None]
     if known:
         yield f"every weight fits fp16: the largest is {max(known):.3g} of 65504"
+
+
+def _is_cast(case: Case, tensor: TensorStatistics) -> bool:
+    """Whether a trace saw the weight become infinite; True where nobody traced."""
+    is_traced = any(run.nonfinite is not None and run.nonfinite.traced_steps for run in case.recording.runs)
+    of_module = (one for one in origins(case) if one.site.module == tensor.module)
+    return not is_traced or any(holds_large_weight(case, one) for one in of_module)
 
 
 def _name(tensor: TensorStatistics) -> str:

@@ -9,7 +9,7 @@ from ampwise.doctor.case import Case
 from ampwise.doctor.causes import Cause, cause_of
 from ampwise.doctor.faults import faults
 from ampwise.doctor.fp32_errors import born_here, errors, rows_fell_together
-from ampwise.doctor.origins import rule_that_helps, with_precision
+from ampwise.doctor.origins import remedy_at, rule_that_helps, with_precision
 from ampwise.doctor.rule import Rule
 from ampwise.records.against_fp32 import ModuleError
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
@@ -98,7 +98,9 @@ def _finding(case: Case, one: ModuleError, count: int) -> Finding:
         evidence=f"relative error {one.relative:.2%}{given}{cosine}, largest difference {one.max_abs:.3g} of "
         f"{one.amax:.3g}{others}",
         remedy=with_precision(
-            case, site, INFO.remedy if one.module else "Give the model's parts modules of their own."
+            case,
+            site,
+            remedy_at(case, site, INFO.remedy) if one.module else "Give the model's parts modules of their own.",
         ),
         plan_rule=rule_that_helps(case, site, f"{one.relative:.0%} away from fp32 in {one.dtype}"),
     )

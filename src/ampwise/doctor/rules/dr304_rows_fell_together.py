@@ -99,7 +99,7 @@ def _finding(case: Case, one: ModuleError) -> Finding:
         f"{one.num_distinct} in {low}.",
         site=site,
         evidence=f"of {one.num_rows} rows on one batch; relative error {one.relative:.2f}{limit}",
-        remedy=with_precision(case, site, remedy_at(site, INFO.remedy)),
+        remedy=with_precision(case, site, remedy_at(case, site, INFO.remedy)),
         plan_rule=rule_that_helps(case, site, f"its rows fall together in {low}"),
     )
 

@@ -46,3 +46,10 @@ def test_the_largest_weight_is_told_where_fp16_is_computed_in():
     ]
     assert list(RULE.reassure(of(run("bf16", numerics=numerics(FINE))))) == []
     assert list(RULE.reassure(of(run()))) == []
+
+
+def test_one_that_a_plan_kept_from_being_cast_is_none():
+    cast = origin("aten._to_copy", operand(-1.0, 7e4, dtype="fp32"))
+    watched = run(numerics=numerics(LARGE))
+    assert list(RULE.check(case(watched=watched, traced_steps=(0,)))) == []
+    assert len(list(RULE.check(case(cast, watched=watched, traced_steps=(0,))))) == 1
