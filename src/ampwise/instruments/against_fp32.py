@@ -15,15 +15,15 @@ from ampwise.compat.stance import has_dynamo, run_uncompiled
 from ampwise.instruments.again import kept_buffers, kept_random_state, random_state, set_random_state
 from ampwise.instruments.closeness import HALVES, Values, module_error, values_of, widened
 from ampwise.interpose.internal import announced, internal, is_internal
+from ampwise.interpose.own_amp import hold_off_autocast
 from ampwise.observe.dtypes import dtype_name, tensors_in
 from ampwise.observe.events import EventBus, ForwardStarted, StepOutcome
 from ampwise.observe.frames import Line, user_line
 from ampwise.observe.modules import Call, ModuleName, ModuleNames, ModuleStack, unwrapped
 from ampwise.records.against_fp32 import AgainstFp32Record, Flip, ModuleError
 
-_SWITCHES_ITSELF: Final = (
-    "not compared: {kind} switches autocast on in its own forward, as Accelerate's prepare() makes models do, so both "
-    "computations were in {format}"
+_CASTS_ITSELF: Final = (
+    "not compared: {kind} computed in {format} both times, for it casts by itself what it is given, and not by autocast"
 )
 _DECISIONS: Final = frozenset({"aten.topk", "aten.argmax", "aten.argmin", "aten.sort", "aten.multinomial", "aten.max"})
 Region = Callable[[], AbstractContextManager[Any]]
@@ -46,8 +46,8 @@ class AgainstFp32:
     Before the first outermost call of step ``step``, the model is called twice more with that call's arguments, from
     the same random numbers, once within ``low`` and once within ``high``; buffers stay as they were and no gradient is
     computed. Weights and inputs of half precision are widened for the fp32 call. The first floating tensor of every
-    module's output is kept in fp32 until both calls are compared, which takes memory. A model that switches autocast
-    on by itself, in its forward, computes in the low format both times.
+    module's output is kept in fp32 until both calls are compared, which takes memory. Where a model switches autocast
+    on by itself, in its forward, as Accelerate makes them do, it stays off in the fp32 call.
 
     Args:
         bus: Where the loop's events are published.
@@ -147,10 +147,11 @@ class AgainstFp32:
             state = random_state()
             low = self._run(module, args, kwargs, self._low)
             set_random_state(state)
+            stack.callback(hold_off_autocast())
             high = self._run(_Widened(module), widened(args), widened(kwargs), self._high)
         format_ = _stayed_low(low, high)
         if format_ is not None:
-            self._note = _SWITCHES_ITSELF.format(kind=type(module).__name__, format=format_)
+            self._note = _CASTS_ITSELF.format(kind=type(module).__name__, format=format_)
             return
         with internal():
             self._errors = list(_errors(low, high))

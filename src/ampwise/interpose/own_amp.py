@@ -1,6 +1,7 @@
 """Rows for the ways a script does mixed precision itself. Decided at run time: its text may name what it never uses."""
 
 import functools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -12,6 +13,7 @@ from torch import Tensor
 from ampwise.compat.autocast import DECORATOR_FRAME, disable, function_entering, is_enabled
 from ampwise.compat.dynamo import belongs_to_dynamo, is_graph, traced_file
 from ampwise.interpose.caller import callers, is_torch, is_users, module_of, place, place_of, script_place
+from ampwise.interpose.internal import is_hidden
 from ampwise.interpose.optimizer_step import on_optimizer
 from ampwise.interpose.row import Row
 from ampwise.interpose.seam import Undo, intercept, undo_all
@@ -22,6 +24,7 @@ ENTER = Row(
     attribute="__enter__",
     why="a script with its own autocast (or Accelerate's, or Lightning's) must not get a second one",
     obstacle="own_autocast",
+    when_hidden=True,
 )
 SCALER = Row(
     name="torch.amp.GradScaler.__init__",
@@ -59,7 +62,7 @@ def on_own_amp(found: Found, *, is_ours: Callable[[Tensor], bool] = lambda _: Fa
     """
 
     def entered(proceed: Callable[..., Any], region: torch.autocast, *args: Any, **kwargs: Any) -> Any:
-        if is_enabled(region):
+        if is_enabled(region) and not is_hidden():
             frame = _entering_frame()
             if frame is not None and not _is_plans(frame):
                 found(f"torch.autocast entered {_entered(frame)}", in_dynamo=belongs_to_dynamo(frame))
@@ -94,6 +97,19 @@ def switch_off_own_amp(*, autocast: bool) -> Undo:
 
     undos = [intercept(SCALER, scaler_made), *([intercept(REGION, region_made)] if autocast else [])]
     return functools.partial(undo_all, undos)
+
+
+def hold_off_autocast() -> Undo:
+    """Let the regions that this thread enters, ampwise's own calls too, compute in fp32 until the undo is called."""
+    thread = threading.get_ident()
+
+    def entered(proceed: Callable[..., Any], region: torch.autocast, *args: Any, **kwargs: Any) -> Any:
+        result = proceed(region, *args, **kwargs)
+        if threading.get_ident() == thread:
+            torch.set_autocast_enabled(region.device, False)
+        return result
+
+    return intercept(ENTER, entered)
 
 
 def _entering_frame() -> FrameType | None:

@@ -24,5 +24,7 @@ class Row:
     """Stays on in DataLoader workers."""
     outermost: bool = False
     """Interceptors see only a thread's outermost call; calls within it go straight to the original."""
+    when_hidden: bool = False
+    """Interceptors see ampwise's own calls too."""
     per_class: bool = False
     """Subclasses replace the attribute with their own: each class that has one is a target of this row."""

@@ -98,11 +98,11 @@ def _home(owner: Any, attribute: str) -> tuple[str, str]:
 
 
 def _every(seam: _Seam) -> Callable[..., Any]:
-    call = seam.call
+    call, when_hidden = seam.call, seam.row.when_hidden
 
     @functools.wraps(call)
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or is_hidden():
+        if is_dynamo_compiling() or (is_hidden() and not when_hidden):
             return call(*args, **kwargs)
         return seam.run(args, kwargs)
 

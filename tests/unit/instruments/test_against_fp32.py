@@ -56,13 +56,48 @@ def test_rope_in_bf16_is_found_where_the_error_arises(seed):
     assert worst.module == case.module
 
 
-def test_a_model_that_switches_autocast_on_by_itself_is_not_compared_and_it_is_said():
-    model = nn.Sequential(linear(0, 8, 8), linear(1, 8, 4))
+def decorated(model):
     model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # as accelerate's prepare() does
-    record = compared(training(model, randn(2, 3, 8), enabled=False))
+    return model
+
+
+def with_region(model):
+    forward = model.forward
+
+    def inner(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return forward(x)
+
+    model.forward = inner
+    return model
+
+
+@pytest.mark.parametrize("switched", [decorated, with_region])
+def test_a_model_that_switches_autocast_on_by_itself_is_compared_with_fp32(switched):
+    def model():
+        return nn.Sequential(linear(0, 8, 8), linear(1, 8, 4))
+
+    x = randn(2, 3, 8)
+    record = compared(training(switched(model()), x, enabled=False))
+    assert record.note is None
+    assert [one.module for one in record.modules] == ["0", "1", ""]
+    same = compared(training(model(), x))
+    assert [one.relative for one in record.modules] == [one.relative for one in same.modules]
+    assert all(0 < one.relative < 0.02 for one in record.modules)
+
+
+def test_a_model_that_casts_by_itself_is_not_compared_and_it_is_said():
+    class Casts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(randn(0, 8, 4))
+
+        def forward(self, x):
+            return x.bfloat16() @ self.weight.bfloat16()
+
+    record = compared(training(Casts(), randn(2, 3, 8), enabled=False))
     assert record.modules == record.flips == ()
-    assert record.note.startswith("not compared: Sequential switches autocast on in its own forward")
-    assert record.note.endswith("both computations were in bf16")
+    assert record.note.startswith("not compared: Casts computed in bf16 both times")
 
 
 def test_errors_of_a_healthy_model_are_small_and_told_per_module():

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from ampwise._base.errors import UsageError
+from ampwise.examine.watch import watch
 from ampwise.plan.plan import Plan, Rule
 from ampwise.runtime.scaling.scaler import GradScaler
 
@@ -258,3 +259,14 @@ def test_too_late_is_told():
     model, _ = accelerator.prepare(*make())
     with pytest.raises(UsageError, match=r"came after accelerator.prepare"):
         use_ampwise(accelerator, model)
+
+
+def test_the_watch_compares_accelerates_bf16_with_fp32():
+    accelerator = accelerator_of("bf16")
+    model, optimizer = accelerator.prepare(*make())
+    with watch(model, optimizer, instruments=("against_fp32",)) as record:
+        train(accelerator, model, optimizer, data=batches() * 2)
+    compared = record.recording.runs[0].against_fp32
+    assert (compared.note, compared.format) == (None, "bf16")
+    assert [one.module for one in compared.modules] == ["0", "1", "2", "3", ""]
+    assert all(0 < one.relative < 0.1 for one in compared.modules)

@@ -70,11 +70,11 @@ class Logger(transformers.TrainerCallback):
         self.seen.append(dict(logs))
 
 
-def trainer_of(net, folder, *callbacks, **options):
+def trainer_of(net, folder, *callbacks, max_steps=6, **options):
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         use_cpu=True,
-        max_steps=6,
+        max_steps=max_steps,
         logging_steps=2,
         per_device_train_batch_size=2,
         save_strategy="no",
@@ -218,3 +218,12 @@ def test_a_plan_in_fp16_is_refused_without_a_loss_scale(tmp_path):
 def test_mistakes_are_told_when_it_is_made():
     with pytest.raises(UsageError, match="did you mean"):
         AmpwiseCallback(plan="fp16-saef")
+
+
+def test_the_trainers_bf16_is_compared_with_fp32(tmp_path):
+    callback = AmpwiseCallback(instruments=("against_fp32",), save=tmp_path / "run.json")
+    trainer_of(Net(), tmp_path, callback, bf16=True, max_steps=10).train()
+    compared = load_recording(tmp_path / "run.json").runs[0].against_fp32
+    assert (compared.note, compared.format) == (None, "bf16")
+    assert [one.module for one in compared.modules] == ["body", "head", ""]
+    assert all(0 < one.relative < 0.1 for one in compared.modules)
