@@ -20,8 +20,8 @@ CONCEPTS = [page for page in PAGES if page.parent.name == "concepts" and page.na
 GENERATED = {"reference.md", "rules/doctor.md", "rules/lint.md"}
 """Pages that the build of the documentation writes."""
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#:]+)\)")
-TRIED_ELSEWHERE = {"recipes.md", "integrations.md"}
-"""By tests/e2e/test_recipes.py, each recipe alone; and by test_integrations_page.py, against the libraries."""
+TRIED_ELSEWHERE = {"recipes.md", "integrations.md", "distributed.md"}
+"""By test_recipes.py, each recipe alone; by test_integrations_page.py, against the libraries, or by two ranks."""
 LESSONS = [page for page in PAGES if page.parent.name == "learn" and page.name != "claims.md"]
 """Pages to paste into Python: they import all they use, and show all they print."""
 BLOCK_AND_OUTPUT = re.compile(r"^```python\n(.*?)^```$(?:\n+^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)

@@ -647,6 +647,39 @@ def first_form():
     return found
 
 
+class Layered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def documented():
+    """The page about several processes, each of its sections by itself; its first block starts what has started."""
+    from pathlib import Path
+
+    from documentation import ROOT, blocks, sections, stand_ins
+
+    page = ROOT / "docs/distributed.md"
+    top = blocks(page.read_text(), "python")[0].replace('torch.distributed.init_process_group("gloo")', "")
+    before, found = Path.cwd(), {}
+    os.chdir(Path(os.environ[CHECKPOINT]).parent)
+    try:
+        for heading, text in sections(page):
+            names = {**stand_ins(), "model": Layered()}
+            names["optimizer"] = torch.optim.AdamW(names["model"].parameters(), lr=1e-2)
+            names["loader"] = names["loader"][: 2 + rank()] if "numbers of batches" in heading else names["loader"][:2]
+            for code in (top, *(blocks(text, "python"))):
+                with contextlib.redirect_stdout(None):
+                    exec(compile(code, str(page), "exec"), names)
+            found[heading] = [digest(names["model"]), "result" in names and names["result"].stepped]
+    finally:
+        os.chdir(before)
+    return found
+
+
 def resuming():
     return _resumable(2, os.environ[CHECKPOINT], load=True)
 
@@ -671,6 +704,7 @@ TWO = (
     "policies",
     "saving",
     "refused_checkpoints",
+    "documented",
     "first_form",
 )
 FOUR = ("agreeing", "resuming", "compression", "two_dimensions", "replicated_shards")

@@ -99,14 +99,14 @@ class Session:
     def leave_report(self) -> None:
         """Leave what this process did for the one that was started first; one that did nothing leaves nothing."""
         if self.spec.parts is not None and self.num_steps:
-            record = self.record(ScriptEnd(status=0)) if self.spec.record is not None else None
+            record = self._ended(self._own_record(), ScriptEnd(status=0)) if self.spec.record is not None else None
             report = ProcessReport(rank=self.watch.rank, summary=self.own_summary(), run=record)
             leave_report(report, parts=self.spec.parts, name=str(os.getpid()))
 
     def summary(self) -> RunSummary:
-        """What the run did: this process, or where it did not train, those that did."""
-        others = () if self.num_steps else self.reports()
-        return together(others) if others else self.own_summary()
+        """What the run did: this process and other ranks that left word, or where it did not train, those that did."""
+        own = (ProcessReport(rank=self.watch.rank, summary=self.own_summary()),)
+        return together((*(own if self.num_steps else ()), *self.reports()) or own)
 
     def report(self) -> ProcessReport:
         """What this process did, or those it started, for the one that speaks for all."""
@@ -130,9 +130,13 @@ class Session:
         )
 
     def record(self, end: ScriptEnd) -> RunRecord:
-        """The run's record; where this process did not train, that of those which did."""
-        others = {one.rank: one.run for one in reversed(self.reports()) if one.run} if not self.num_steps else {}
-        base = merged(list(others.items())) if others else self._own_record()
+        """The run's record: of all ranks that left theirs, and of this process unless it made no step beside them."""
+        runs = {one.rank: one.run for one in reversed(self.reports()) if one.run}
+        if self.num_steps or not runs:
+            runs[self.watch.rank] = self._own_record()
+        return self._ended(merged(list(runs.items())), end)
+
+    def _ended(self, base: RunRecord, end: ScriptEnd) -> RunRecord:
         num_steps = max(len(base.steps), self.num_steps)
         if end.status == 0 and self.spec.stop_after is not None and num_steps >= self.spec.stop_after:
             end = replace(end, stopped=True)  # in a process that the script started

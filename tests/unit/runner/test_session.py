@@ -170,6 +170,22 @@ def test_the_process_that_trained_speaks_for_one_that_did_not(tmp_path):
     assert (record.end, len(record.steps)) == (RunEnd.FINISHED, 2)
 
 
+def test_a_process_that_trained_itself_speaks_for_the_ranks_that_it_started_too(tmp_path, monkeypatch):
+    """As Lightning does, whose first rank starts the others."""
+    spec = LaunchSpec(precision="bf16", parts=str(tmp_path), record=str(tmp_path / "r"), **SYSTEM)
+    for rank, num_steps in ((1, 3), (0, 9)):  # a process of rank 0 that is none of them
+        with session(spec) as started, monkeypatch.context() as patch:
+            train(num_steps)
+            started.watch.rank = rank
+            patch.setattr("os.getpid", lambda rank=rank: rank)
+            started.leave_report()
+    with session(spec, command=("train.py",)) as first:
+        train(2)
+    assert (first.summary().num_ranks, first.summary().num_steps) == (2, 2)
+    record = first.record(ScriptEnd(status=0))
+    assert [(one.rank, one.num_steps) for one in record.ranks] == [(0, 2), (1, 3)]
+
+
 def test_processes_of_a_run_share_one_choice(tmp_path, monkeypatch):
     made = iter(
         Choice(precision=name, reason="measured", slow_factor=None, device="cpu") for name in ("bf16", "fp32", "fp32")

@@ -326,6 +326,13 @@ def test_a_crash_between_two_renames_leaves_the_old_one_to_be_found(tmp_path):
     assert load_sharded_checkpoint(place, step=_alone()) == {"epoch": 3}
 
 
+def test_the_page_about_several_processes_runs(two):
+    first, second = two["documented"]
+    assert first == second
+    assert len(first) == 5
+    assert [stepped for _, stepped in first.values()].count(True) == 3  # the others report, and send gradients
+
+
 # ------------------------------------------------------------------ alone
 
 
