@@ -9,6 +9,8 @@ from ampwise.instruments.nonfinite import NonFiniteWatch
 from ampwise.observe.events import EventBus
 from ampwise.observe.loop import LoopWatcher
 
+INF = float("inf")
+
 
 class Square(nn.Module):
     def forward(self, x):
@@ -29,17 +31,16 @@ def _net(*parts):
     return nn.Sequential(nn.Linear(4, 4), *parts, nn.Linear(4, 1))
 
 
-def _watched(model, inner):
-    """Five steps; in the second one process alone has a batch whose squares are beyond fp32."""
+def _watched(model, inner, *, batch=1.0, term=INF):
+    """Five steps; in the second one process alone has another batch, or a term in its loss that has no gradient."""
     bus = EventBus()
     optimizer = torch.optim.SGD(inner.parameters(), lr=1e-6)
     with LoopWatcher(bus, has_optimizer=True), NonFiniteWatch(bus) as watch:
         for index in range(5):
             is_bad = index == 1 and dist.get_rank() == 1
-            loss = model(torch.full((2, 4), 1e30 if is_bad else 1.0)).square().mean()
+            loss = model(torch.full((2, 4), batch if is_bad else 1.0)).mean() + (term if is_bad else 0.0)
             loss.backward()
-            if index != 1:  # as a scaler skips it
-                optimizer.step()
+            optimizer.step()
             optimizer.zero_grad()
         record = watch.record()
     return {
@@ -53,6 +54,11 @@ def _watched(model, inner):
 def data_parallel():
     inner = _net(Square())
     return _watched(DistributedDataParallel(inner), inner)
+
+
+def a_batch_beyond_fp32():
+    inner = _net(Square())
+    return _watched(DistributedDataParallel(inner), inner, batch=1e30, term=0.0)
 
 
 def parallel_within():
@@ -74,4 +80,4 @@ def sharded():
     return _watched(inner, inner)
 
 
-CASES = ["data_parallel", "parallel_within", "talking", "sharded"]
+CASES = ["data_parallel", "a_batch_beyond_fp32", "parallel_within", "talking", "sharded"]

@@ -119,21 +119,21 @@ def _look(finder: OriginFinder, func: Callable[..., Any], args: tuple[Any, ...],
 
 def _run_again(call: _Call, mode: AroundOperators) -> None:
     module = unwrapped(call.module)
-    with ExitStack() as stack:
-        stack.enter_context(kept_buffers(module))
-        for device, enabled, dtype in call.autocast:
-            stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
-        set_random_state(call.random)
-        stack.enter_context(mode)
-        with torch.enable_grad():
-            output = module(*call.args, **call.kwargs)
-    pairs = zip(_differentiable(output), call.outputs, strict=False)
-    known = [(tensor, gradient) for tensor, gradient in pairs if gradient is not None]
-    parameters = [one for one in module.parameters() if one.requires_grad]
-    if known and parameters:
-        roots, seeds = zip(*known, strict=True)
-        with mode:
-            torch.autograd.grad(roots, parameters, seeds, allow_unused=True)
+    with kept_buffers(module):  # until the end of backward, which refuses buffers that were put back before
+        with ExitStack() as stack:
+            for device, enabled, dtype in call.autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
+            set_random_state(call.random)
+            stack.enter_context(mode)
+            with torch.enable_grad():
+                output = module(*call.args, **call.kwargs)
+        pairs = zip(_differentiable(output), call.outputs, strict=False)
+        known = [(tensor, gradient) for tensor, gradient in pairs if gradient is not None]
+        parameters = [one for one in module.parameters() if one.requires_grad]
+        if known and parameters:
+            roots, seeds = zip(*known, strict=True)
+            with mode:
+                torch.autograd.grad(roots, parameters, seeds, allow_unused=True)
 
 
 def _keeper(outputs: list[torch.Tensor | None], place: int) -> Callable[[torch.Tensor], None]:

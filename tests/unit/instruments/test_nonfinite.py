@@ -371,3 +371,23 @@ def test_the_cost_is_stated():
 
     assert watched(trace=False, steps=[step]).guard_ms > 0
     assert watched(trace=True, steps=[step]).trace_ms > 0
+
+
+class ZeroRoot(nn.Module):
+    def forward(self, x):
+        return (x * 0).abs().sqrt()
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_running_statistics_are_no_obstacle_to_running_a_backward_pass_again(num_steps):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), ZeroRoot(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step():
+        model(torch.ones(8, 4)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    record = watched(trace=False, steps=[step] * num_steps)
+    assert record.note is None
+    assert (record.first.site.module, record.first.forward_op) == ("2", "aten.sqrt")
