@@ -15,7 +15,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
 from ampwise import GradScaler, TrainStep
-from ampwise._base.errors import CannotRunError, UsageError
+from ampwise._base.errors import CannotRunError, RecordError, UsageError
 from ampwise.runtime.scaling.loss_scale import DynamicLossScale
 
 INF = float("inf")
@@ -319,7 +319,7 @@ def replicated_shards():
 def _refused(call):
     try:
         call()
-    except (CannotRunError, UsageError) as error:
+    except (CannotRunError, RecordError, UsageError) as error:
         return str(error)
 
 
@@ -611,6 +611,43 @@ def saving():
     return {"resumed": resumed, "straight": _resumable(6, folder + "-straight", load=False), "random": same}
 
 
+def failing_shards():
+    """A disk that is full for one rank; then a file that is damaged, which but one rank reads."""
+    from pathlib import Path
+
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    from ampwise import load_sharded_checkpoint, save_sharded_checkpoint
+
+    folder = Path(os.environ[CHECKPOINT] + "-failing")
+    model = sharded()
+    step = TrainStep(torch.optim.Adam(model.parameters()), modules=[model], precision="fp32")
+    step(loss_of(model, 0, {}))
+    save_sharded_checkpoint(folder, step=step, extra={"kept": 1})
+    write = FileSystemWriter.write_data
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    FileSystemWriter.write_data = full if rank() == 1 else write
+    try:
+        refused = [_refused(lambda: save_sharded_checkpoint(folder, step=step))]
+    finally:
+        FileSystemWriter.write_data = write
+    dist.barrier()
+    left = sorted(one.name for one in folder.parent.glob(f"*{folder.name}*"))
+    kept = load_sharded_checkpoint(folder, step=step)
+    dist.barrier()
+    shards = folder / "__1_0.distcp"
+    if rank() == 0:
+        content = bytearray(shards.read_bytes())
+        content[len(content) // 2] ^= 1
+        shards.write_bytes(content)
+    dist.barrier()
+    refused.append(_refused(lambda: load_sharded_checkpoint(folder, step=step)))
+    return {"refused": refused, "left": left, "kept": kept}
+
+
 def refused_checkpoints():
     """FSDP's first form as shards, and shards as one rank's file."""
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -704,6 +741,7 @@ TWO = (
     "policies",
     "saving",
     "refused_checkpoints",
+    "failing_shards",
     "documented",
     "first_form",
 )

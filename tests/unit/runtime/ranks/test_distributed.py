@@ -262,6 +262,18 @@ def test_what_a_checkpoint_cannot_hold_is_refused(two):
         assert "let every rank call save_sharded_checkpoint()" in shards
 
 
+def test_what_one_rank_cannot_write_or_read_all_refuse_and_what_was_there_stays(two):
+    first, second = two["failing_shards"]
+    assert first == second
+    full, damaged = first["refused"]
+    assert (
+        "cannot write the checkpoint: rank 1: [Errno 28] No space left on device; what was there is as it was" in full
+    )
+    assert "__1_0.distcp is damaged: its checksum is not that of its content. Nothing was loaded" in damaged
+    assert first["left"] == ["shards-failing"]
+    assert first["kept"] == {"kept": 1}
+
+
 def test_the_first_form_of_fsdp_trains_as_ddp_does(two):
     assert two["first_form"][0] == two["first_form"][1]
     plain, joined, own = two["first_form"][0]
@@ -281,6 +293,18 @@ def _saved(folder):
     step(step.modules[0](torch.ones(1, 2)).sum())
     save_sharded_checkpoint(folder / "one", step=step, extra={"epoch": 3})
     return folder / "one"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 1])
+def test_what_four_ranks_saved_fewer_go_on_from(world, tmp_path):
+    environ = {CHECKPOINT: str(tmp_path / "shards")}
+    straight = run_cases(CASES, ["saving"], world=4, folder=tmp_path / "four", environ=environ)["saving"][0]["straight"]
+    resumed = run_cases(CASES, ["resuming"], world=world, folder=tmp_path / "fewer", environ=environ)["resuming"]
+    for one in resumed:
+        assert one["values"] == near(straight["values"])
+        assert one["momenta"] == near(straight["momenta"])
+        assert (one["scale"], one["lr"]) == (straight["scale"], straight["lr"])
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.distributed is disabled.*")
