@@ -19,7 +19,7 @@ from ampwise.adapt.moves import Moves
 from ampwise.adapt.schedule import Schedule
 from ampwise.adapt.setup import prepared
 from ampwise.adapt.state import Combinations, GroupState, SchedulerState
-from ampwise.adapt.telemetry import Telemetry
+from ampwise.adapt.telemetry import StepRows
 from ampwise.adapt.triggers import Trigger
 from ampwise.compat.scaler import scale_of
 from ampwise.observe.events import BUS, PrecisionSwitched, PrecisionTaken
@@ -132,7 +132,7 @@ class PrecisionScheduler:
             self._cells = Cells(setup.model, setup.plan, setup.groups, safer=setup.safer, has_rest=setup.has_rest)
             stack.callback(self._cells.close)
             rows = setup.every or (1 if host.reads_freely(setup.device) else EVERY)
-            self._telemetry = Telemetry(setup.measured(self._cells), device=setup.device, every=rows)
+            self._telemetry = StepRows(setup.measured(self._cells), device=setup.device, every=rows)
             stack.callback(self._telemetry.close)
             self._undo: ExitStack | None = stack.pop_all()
         BUS.publish(PrecisionTaken(what=f"ampwise.PrecisionScheduler ({setup.lowest})"))

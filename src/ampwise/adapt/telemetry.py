@@ -43,7 +43,7 @@ class Measured:
         return _HEAD + sum(map(len, self.parameters)) + 2 * len(self.forwards)
 
 
-class Telemetry:
+class StepRows:
     """The rows of the steps since the last reading.
 
     Law: until ``read``, nothing waits for the device.

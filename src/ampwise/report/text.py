@@ -22,49 +22,18 @@ _WIDE = 124
 
 _Column = tuple[str, Callable[[Row], str]]
 
-_WIDE_COLUMNS: tuple[_Column, ...] = (
-    ("variant", lambda row: row.name),
-    ("step (IQR)", lambda row: row.step_and_iqr),
-    ("speed", lambda row: row.speed),
-    ("samples/s", lambda row: row.rate),
-    ("projected", lambda row: row.projected),
-    ("loss", lambda row: row.loss),
-    ("verdict", lambda row: row.verdict),
-    ("peak memory", lambda row: row.memory),
-    ("smaller", lambda row: row.saving),
-    ("skipped", lambda row: row.skipped),
-    ("scale", lambda row: row.scale),
-)
-_NARROW_COLUMNS: tuple[_Column, ...] = (
-    ("variant", lambda row: row.name.replace(" → ", "\n→ ")),
-    ("step\n(IQR)", lambda row: row.step_and_iqr.replace(" (", "\n(")),
-    ("speed", lambda row: row.speed),
-    ("samples/s\nprojected", lambda row: f"{row.rate}\n{row.projected}"),
-    ("loss\nverdict", lambda row: f"{row.loss}\n{row.verdict}"),
-    ("memory\nsmaller", lambda row: f"{row.memory}\n{row.saving}"),
-    ("skipped\nscale", lambda row: f"{row.skipped}\n{row.scale}"),
-)
-
-
-_WIDE_EVALUATION: tuple[_Column, ...] = (
-    ("variant", lambda row: row.name),
-    ("forward (IQR)", lambda row: row.step_and_iqr),
-    ("speed", lambda row: row.speed),
-    ("samples/s", lambda row: row.rate),
-    ("projected", lambda row: row.projected),
-    ("output error", lambda row: row.difference),
-    ("argmax moved", lambda row: row.flips),
-    ("peak memory", lambda row: row.memory),
-    ("smaller", lambda row: row.saving),
-)
-_NARROW_EVALUATION: tuple[_Column, ...] = (
-    ("variant", lambda row: row.name.replace(" → ", "\n→ ")),
-    ("forward\n(IQR)", lambda row: row.step_and_iqr.replace(" (", "\n(")),
-    ("speed", lambda row: row.speed),
-    ("samples/s\nprojected", lambda row: f"{row.rate}\n{row.projected}"),
-    ("output error\nargmax moved", lambda row: f"{row.difference}\n{row.flips}"),
-    ("memory\nsmaller", lambda row: f"{row.memory}\n{row.saving}"),
-)
+_NAME: _Column = ("variant", lambda row: row.name)
+_STEP: _Column = ("step (IQR)", lambda row: row.step_and_iqr)
+_FORWARD: _Column = ("forward (IQR)", lambda row: row.step_and_iqr)
+_SPEED: _Column = ("speed", lambda row: row.speed)
+_RATE: tuple[_Column, ...] = (("samples/s", lambda row: row.rate), ("projected", lambda row: row.projected))
+_LOSS: tuple[_Column, ...] = (("loss", lambda row: row.loss), ("verdict", lambda row: row.verdict))
+_OUTPUT: tuple[_Column, ...] = (("output error", lambda row: row.difference), ("argmax moved", lambda row: row.flips))
+_MEMORY: tuple[_Column, ...] = (("peak memory", lambda row: row.memory), ("smaller", lambda row: row.saving))
+_SCALE: tuple[_Column, ...] = (("skipped", lambda row: row.skipped), ("scale", lambda row: row.scale))
+_TRAINING = ((_NAME,), (_STEP,), (_SPEED,), _RATE, _LOSS, _MEMORY, _SCALE)
+"""Columns, those together that share one where a terminal is narrow."""
+_EVALUATION = ((_NAME,), (_FORWARD,), (_SPEED,), _RATE, _OUTPUT, _MEMORY)
 
 
 def stdout_console() -> Console:
@@ -121,9 +90,22 @@ def _noted(recording: Recording) -> Iterator[str]:
 
 
 def _columns(comparison: Comparison, *, wide: bool) -> tuple[_Column, ...]:
-    if comparison.evaluates:
-        return _WIDE_EVALUATION if wide else _NARROW_EVALUATION
-    return _WIDE_COLUMNS if wide else _NARROW_COLUMNS
+    groups = _EVALUATION if comparison.evaluates else _TRAINING
+    return tuple(one for group in groups for one in group) if wide else tuple(map(_stacked, groups))
+
+
+def _stacked(group: tuple[_Column, ...]) -> _Column:
+    """One column of two lines: two figures, or one broken in two."""
+    if len(group) == 1:
+        ((heading, read),) = group
+        return _broken(heading), lambda row: _broken(read(row))
+    heading = "\n".join(heading for heading, _ in group).removeprefix("peak ")
+    return heading, lambda row: "\n".join(read(row) for _, read in group)
+
+
+def _broken(text: str) -> str:
+    """In two lines, before what is in brackets or behind an arrow."""
+    return text.replace(" (", "\n(").replace(" → ", "\n→ ")
 
 
 def _table(table_rows: tuple[Row, ...], columns: tuple[_Column, ...]) -> Table:

@@ -266,7 +266,7 @@ class Session:
 
         self._stack.enter_context(NvtxMarks(BUS, names=self._modules.names if self._modules else None))
         if self.command:
-            self._notes.append(f"steps and modules are marked for Nsight Systems; {nsys_command(self.command)}")
+            self._notes.append(f"steps, modules and casts are marked for Nsight Systems; {nsys_command(self.command)}")
 
     def _follow_forks(self) -> None:
         """A process that multiprocessing forks inherits all of this; it counts for itself and reports at its end."""

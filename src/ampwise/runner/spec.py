@@ -59,7 +59,7 @@ class LaunchSpec:
     instruments: tuple[str, ...] = ()
     """What else the run is watched with, by the names of ``runner/instruments``; each fills its part of the record."""
     nvtx: bool = False
-    """Mark steps and modules for Nsight."""
+    """Mark steps, passes, modules and casts as NVTX ranges for Nsight Systems."""
     scratch: str | None = None
     """Folder to which what the script saves is redirected; None leaves its files to it."""
     record: str | None = None
