@@ -1,13 +1,13 @@
 """Calls something with autocast off, or on in another dtype: as ``with torch.autocast(...)``, in a third of its time.
 
-Dynamo is given torch's own context manager, which it knows.
+Dynamo and torch.export are given torch's own context manager, which they know.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from ampwise.compat.autocast_cache import enter_level, leave_level
 
@@ -23,7 +23,7 @@ def call_in_fp32(device_type: str, call: Call, args: tuple[Any, ...], kwargs: di
 
 def call_without(device_type: str, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call where autocast is on with it off."""
-    if is_dynamo_compiling():
+    if is_dynamo_compiling() or is_exporting():
         with torch.autocast(device_type, enabled=False):
             return call(*args, **kwargs)
     torch.set_autocast_enabled(device_type, False)
@@ -42,7 +42,7 @@ def call_in_low(
     kwargs: dict[str, Any],
 ) -> Any:
     """Call with autocast on in ``dtype``; ``is_cached`` keeps the casts of weights until the outermost region ends."""
-    if is_dynamo_compiling():
+    if is_dynamo_compiling() or is_exporting():
         with torch.autocast(device_type, dtype=dtype, cache_enabled=is_cached):
             return call(*args, **kwargs)
     was_on, before = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)

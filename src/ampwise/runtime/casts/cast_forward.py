@@ -6,7 +6,7 @@ thread is in its own state. It is copied and pickled with its module.
 """
 
 from collections.abc import Callable
-from types import MethodType
+from types import CodeType, MethodType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -53,6 +53,15 @@ class CastForward:
     def __wrapped__(self) -> Callable[..., Any]:
         """The forward that was there, from which ``inspect`` reads the arguments."""
         return self.call
+
+    @property
+    def __code__(self) -> CodeType:
+        """Of the forward that was there, which ``torch.export`` reads."""
+        return getattr(self.call, "__func__", self.call).__code__
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        kept = kept_forward(self.call)
+        return _made_again, (type(self), kept, self.region, self.table, self._device_type, self._is_outermost)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the forward that was there, in the plan's formats."""
@@ -107,6 +116,41 @@ class CastForward:
         result = call_in_low(device_type, dtype, is_cached, self.call, args, kwargs)
         # what runs in fp32 around it takes nothing else
         return result if is_within or region.output is not None else widened(result)
+
+
+class OwnForward:
+    """Stands in a copy or a pickle for the forward of a module's class, whose name need not be that of an attribute."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def get(self) -> Callable[..., Any]:
+        """The forward."""
+        return type(self.module).forward.__get__(self.module)
+
+
+def kept_forward(call: Callable[..., Any]) -> OwnForward | Callable[..., Any]:
+    """What is to be copied or pickled in the place of a forward."""
+    module = call.__self__ if isinstance(call, MethodType) else None
+    if isinstance(module, nn.Module) and call == OwnForward(module).get():
+        return OwnForward(module)
+    return call
+
+
+def forward_kept(kept: OwnForward | Callable[..., Any]) -> Callable[..., Any]:
+    """The forward that ``kept_forward`` was given, of the copied module."""
+    return kept.get() if isinstance(kept, OwnForward) else kept
+
+
+def _made_again(
+    kind: type[CastForward],
+    kept: OwnForward | Callable[..., Any],
+    region: Formats | None,
+    table: OpTable | None,
+    *where: Any,
+) -> CastForward:
+    device_type, is_outermost = where
+    return kind(forward_kept(kept), region=region, table=table, device_type=device_type, is_outermost=is_outermost)
 
 
 def cast_forward_of(module: nn.Module) -> CastForward | None:

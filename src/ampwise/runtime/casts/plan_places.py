@@ -396,7 +396,7 @@ def _check_region(module: nn.Module, path: str, mine: Resolved, plan: Plan) -> N
     if isinstance(module, torch.jit.ScriptModule):
         raise CannotRunError(
             f'{place}: "{path or "the model"}" is compiled by TorchScript, whose code no rule reaches; '
-            "apply the plan to the module before it is scripted, or leave it out of the rule"
+            "leave it out of the rule, or use the module that it was compiled from"
         )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from operator import call, is_
-from types import MethodType
 from typing import Any
 from weakref import ref
 
@@ -17,7 +16,7 @@ from torch import nn
 
 from ampwise._base.errors import CannotRunError
 from ampwise.compat.modules import structure_of
-from ampwise.runtime.casts.cast_forward import CastForward
+from ampwise.runtime.casts.cast_forward import CastForward, forward_kept, kept_forward
 from ampwise.runtime.casts.plan_places import Bound
 
 Own = Callable[..., Any]
@@ -28,9 +27,7 @@ class RegionForward(CastForward):
     """A module's forward within a region. A copy or a pickle of the module made there has its own forward."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any]]:
-        if isinstance(self.call, MethodType):  # by its module: its name need not be that of an attribute
-            return _forward_of_class, (self.call.__self__,)
-        return _as_it_is, (self.call,)
+        return forward_kept, (kept_forward(self.call),)
 
 
 class RegionForwards:
@@ -122,11 +119,3 @@ def _call_own(module: Callable[[], nn.Module | None], *args: Any, **kwargs: Any)
     if found is None:
         raise CannotRunError("the module whose forward this was is gone")
     return found.forward(*args, **kwargs)
-
-
-def _forward_of_class(module: nn.Module) -> Callable[..., Any]:
-    return type(module).forward.__get__(module)
-
-
-def _as_it_is(forward: Callable[..., Any]) -> Callable[..., Any]:
-    return forward

@@ -10,7 +10,6 @@ from torch.utils.checkpoint import checkpoint
 
 from ampwise._base.errors import CannotRunError
 from ampwise.plan.plan import Plan
-from ampwise.runtime.casts.autocast import autocast
 from ampwise.runtime.casts.casting import apply_plan, plan_in_effect
 from planned_nets import BF16, Quiet, Seen, net, plan, same_state, state_of
 

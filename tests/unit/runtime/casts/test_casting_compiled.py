@@ -68,3 +68,13 @@ def test_another_format_in_a_region_is_one_more_graph(x):
             model.wo.forward.region = region
             assert torch.equal(compiled(x), model(x))
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.leaves_behind("torch.export adds to sys.path")
+def test_a_model_is_exported_with_its_plan(x):
+    """Not with ``strict=True``, which fails on autocast written by hand, too."""
+    model = net(Quiet)
+    with plan_in_effect(model, plan({"module": "wo", "compute": "fp32"}, {"op": "softmax", "compute": "fp32"})):
+        expected = model(x)
+        exported = torch.export.export(model, (x,), strict=False).module()
+    assert torch.equal(exported(x), expected)

@@ -11,6 +11,7 @@ from torch import nn
 from ampwise._base.errors import CannotRunError
 from ampwise.plan.plan import Updates
 from ampwise.plan.presets import presets
+from ampwise.runtime.casts.autocast import autocast
 from ampwise.runtime.casts.casting import apply_plan, plan_in_effect
 from ampwise.runtime.casts.small_updates import keeper_of
 from planned_nets import Quiet, net, plan, same_state, state_of
@@ -46,6 +47,47 @@ def test_a_copy_and_a_pickle_carry_the_plan_with_their_own_weights(x):
         assert not torch.equal(twin(x), expected)
     undo()
     assert torch.equal(model(x), net(Quiet)(x))
+
+
+def through(function):
+    def wrapper(self, x):
+        return function(self, x)
+
+    return wrapper
+
+
+class Decorated(nn.Module):
+    """Its forward is called otherwise than the attribute that it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    @through
+    def forward(self, x):
+        return self.inner(x)
+
+    def slow(self, x):
+        return self.inner(x) + 1
+
+
+@pytest.mark.parametrize("forward", ["its class's", "another method"])
+def test_a_pickle_has_the_forward_that_there_was_whatever_its_name(forward, x):
+    model = net(Decorated)
+    if forward == "another method":
+        model.forward = model.slow
+    undo = apply_plan(model, plan())
+    expected = model(x)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert twin.forward is not model.forward
+        assert torch.equal(twin(x), expected)
+        with torch.no_grad():
+            twin.inner.weight.zero_()
+        assert not torch.equal(twin(x), expected)
+    undo()
+    with autocast("cpu", plan=plan(), model=model):
+        twins = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    assert all(torch.equal(twin(x), model(x)) for twin in twins)
 
 
 def test_a_replica_computes_with_its_own_weights(x):
