@@ -75,8 +75,6 @@ def alone():
     """Hides from ``gc.get_objects`` what other tests left alive, for tests that count all there is."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
@@ -86,6 +84,9 @@ def _originals():
     from torch._dynamo.eval_frame import TorchPatcher
 
     TorchPatcher.patch()
+    # a collection would walk through half a million objects of torch's and pytest's: a third of a second each
+    gc.collect()
+    gc.freeze()
     return _watched()
 
 
