@@ -74,19 +74,32 @@ def findings(
         found: Each origin with the finding's message and its remedy.
         helps_in_fp32: Whether computing the module in fp32 would put it right.
     """
-    for place, (origin, message, remedy) in enumerate(found[:_MAX_SHOWN], 1):
-        more = found[_MAX_SHOWN:] if place == _MAX_SHOWN else ()
-        others = [f"and at {len(more)} more places: {', '.join(_short(one) for one, _, _ in more[:3])}"] if more else []
+    apart = list(_by_module(found))
+    for place, (origin, message, remedy, near) in enumerate(apart[:_MAX_SHOWN], 1):
+        more = apart[_MAX_SHOWN:] if place == _MAX_SHOWN else ()
+        beside = [f"{', '.join(_at_line(one) for one in near[:_MAX_SHOWN])} of this module too"] if near else []
+        others = [f"and at {len(more)} more places: {', '.join(_short(one[0]) for one in more[:3])}"] if more else []
         yield Finding(
             rule=info.id,
             severity=info.severity,
             confidence=Confidence.CERTAIN if origin.site.op else Confidence.LIKELY,
             message=message,
             site=origin.site,
-            evidence="; ".join([seen_in(origin), *what_removed_it(case), *others]),
+            evidence="; ".join([seen_in(origin), *beside, *what_removed_it(case), *others]),
             remedy=with_precision(case, origin.site, remedy) if helps_in_fp32 else remedy,
             plan_rule=rule_that_helps(case, origin.site, because_of(origin)) if helps_in_fp32 else None,
         )
+
+
+def _by_module(
+    found: Sequence[tuple[Origin, str, str]],
+) -> Iterator[tuple[Origin, str, str, list[Origin]]]:
+    """Each module's first origin with the others of that module: one rule of a plan serves them all."""
+    first = {origin.site.module: origin for origin, _, _ in reversed(found) if origin.site.module}
+    for origin, message, remedy in found:
+        if first.get(origin.site.module, origin) is origin:
+            others = [one for one, _, _ in found if one is not origin and first.get(one.site.module) is origin]
+            yield origin, message, remedy, others
 
 
 def with_precision(case: Case, site: Site, remedy: str) -> str:
@@ -145,6 +158,11 @@ def place_words(site: Site) -> str:
     """The operator and its module, for a sentence: ``aten.mm in layers.1.wo``."""
     op = site.op or "an operator"
     return f"{inert_line(op)} in {inert_line(site.module)}" if site.module else inert_line(op)
+
+
+def _at_line(origin: Origin) -> str:
+    op = inert_line(origin.site.op or "an operator")
+    return f"{op} ({inert_line(origin.site.where)})" if origin.site.where else op
 
 
 def _short(origin: Origin) -> str:

@@ -66,7 +66,13 @@ def expression_at(code: CodeType, instruction: int) -> str:
         return ""
     lines[-1] = lines[-1][:end]
     lines[0] = lines[0][start:]
-    return " ".join(line.decode(errors="replace").strip() for line in lines)
+    return _on_one_line([line.decode(errors="replace").strip() for line in lines])
+
+
+def _on_one_line(lines: list[str]) -> str:
+    """Lines of an expression as one, without the comments among them."""
+    tree = _parsed("(" + "\n".join(lines) + "\n)") if len(lines) > 1 else None
+    return ast.unparse(tree) if tree is not None else " ".join(lines)
 
 
 def _links(tb: TracebackType | None) -> Iterator[TracebackType]:

@@ -104,3 +104,29 @@ def test_a_property_is_not_run_to_find_a_tensor():
 
     odd = Odd()
     assert crash_of(lambda: torch.ones(2) @ odd.weight) is not None
+
+
+def test_comments_among_the_lines_of_a_call_are_no_part_of_it():
+    x, y = torch.ones(2, 4), torch.tensor([1, 9])
+
+    def action():
+        torch.nn.functional.nll_loss(
+            x,  # of the model
+            y,
+        )
+
+    crash = crash_of(action)
+    assert "#" not in crash.expression
+    assert names(crash) == {("input", "fp32", "cpu"), ("target", "int64", "cpu")}
+    assert crash.site.op == "nll_loss_nd"
+
+
+def test_the_lines_of_a_scripts_own_call_are_one():
+    def action():
+        torch.matmul(
+            torch.ones(2, 4),  # here
+            torch.ones(3),
+        )
+
+    crash = crash_of(action)
+    assert (crash.expression, crash.site.op) == ("torch.matmul(torch.ones(2, 4), torch.ones(3))", "matmul")

@@ -112,3 +112,12 @@ def test_where_no_rule_reaches_the_line_itself_is_to_change(module, words):
         f"No rule of a plan reaches {words}: there write `with torch.autocast(x.device.type, enabled=False):` and "
         "compute with `x.float()`; or compute in bf16, which has fp32's range."
     )
+
+
+def test_several_operators_of_a_module_are_one_finding_for_one_rule_serves_them():
+    add = replace(ORIGIN, site=replace(SITE, op="aten.add", line=43))
+    (finding,) = RULE.check(case(ORIGIN, add))
+    assert finding.site == SITE
+    assert "; aten.add (model.py:43) of this module too" in finding.evidence
+    in_script = [replace(one, site=replace(one.site, module=None)) for one in (ORIGIN, add)]
+    assert len(list(RULE.check(case(*in_script)))) == 2
