@@ -39,6 +39,19 @@ class AroundOperators(TorchDispatchMode):
     def __init__(self, around: Around) -> None:
         super().__init__()
         self._around = around
+        self._is_over = False
+
+    def leave(self) -> None:
+        """Leave the mode: now, or where others of ours were entered within it, as soon as they are left."""
+        self._is_over = True
+        if is_innermost(self):
+            self.__exit__(None, None, None)
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        below = _get_current_dispatch_mode()
+        if isinstance(below, AroundOperators) and below._is_over:
+            below.__exit__(None, None, None)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

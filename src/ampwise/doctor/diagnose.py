@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
+from ampwise._base.errors import UsageError
 from ampwise.doctor.case import Case
 from ampwise.doctor.rule import Rule, all_rules
 from ampwise.records.diagnosis import Diagnosis
@@ -30,9 +31,14 @@ def diagnose(recording: "Recording | Watched", *, rules: Iterable[Rule] | None =
         rules: Which rules to ask; by default all.
 
     Raises:
+        UsageError: it is neither.
         ValueError: the recording holds no run.
     """
-    case = Case(recording if isinstance(recording, Recording) else recording.recording)
+    held: object = recording if isinstance(recording, Recording) else getattr(recording, "recording", None)
+    if not isinstance(held, Recording):
+        kind = type(recording).__name__
+        raise UsageError(f"diagnose() was given {kind}; give what ampwise.watch() returned, or a recording")
+    case = Case(held)
     asked = tuple(all_rules() if rules is None else rules)
     found = {rule.info.id: tuple(rule.check(case)) for rule in asked}
     findings = sorted((one for ones in found.values() for one in ones), key=_rank)

@@ -54,6 +54,9 @@ class Watch:
     ) -> None:
         self._spec = LaunchSpec(instruments=tuple(row.name for row in rows_of(_names(instruments))))
         self._models = _models(model)
+        if optimizer is not None and not hasattr(optimizer, "param_groups"):
+            kind = type(optimizer).__name__
+            raise UsageError(f"watch() was given {kind} as its optimizer; give one torch.optim.Optimizer, or none")
         self._has_optimizer = optimizer is not None
         self._bus = bus
         self._undo = ExitStack()
@@ -72,7 +75,7 @@ class Watch:
             raise UsageError("this watch was used before; call ampwise.watch() again for another loop")
         with ExitStack() as undo:
             if not self._bus.is_supplied:
-                has_optimizer = self._has_optimizer or any(True for _ in live_objects(Optimizer))
+                has_optimizer = self._has_optimizer or any(map(self._is_concerned, live_objects(Optimizer)))
                 undo.enter_context(LoopWatcher(self._bus, has_optimizer=has_optimizer))
             undo.callback(on_own_amp(self._on_own))
             for name, model in self._models.items():
@@ -145,6 +148,11 @@ class Watch:
                 return dtype_name(parameter.dtype)
         return "fp32"
 
+    def _is_concerned(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer's steps are the loop's: it trains a model that is watched, or none is known."""
+        watched = {id(one) for model in self._models.values() for one in model.parameters()}
+        return not watched or any(id(one) in watched for group in optimizer.param_groups for one in group["params"])
+
     def _on_own(self, what: str, *, in_dynamo: bool) -> None:  # noqa: ARG002 - a listener's signature
         self._own = self._own or what
 
@@ -173,7 +181,7 @@ def watch(
             ``against_fp32``, ``kernels``, ``process``, ``usage``, ``compilation``; by default all.
 
     Raises:
-        UsageError: there is no instrument of that name, or the model is none.
+        UsageError: there is no instrument of that name, or the model or the optimizer is none.
     """
     return Watch(model, optimizer, instruments=instruments)
 

@@ -159,6 +159,8 @@ class OperatorSampler:
         if self._is_paused:
             self._mode, self._is_paused = None, False
         self._leave()
+        if self._mode is not None:
+            self._mode.leave()  # once those are left that were entered within it
         self._calls.close()
 
     def pause(self) -> None:

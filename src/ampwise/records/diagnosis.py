@@ -28,7 +28,8 @@ class Diagnosis:
     def __str__(self) -> str:
         """Each finding with its place, evidence and remedy, then what was found well: for a notebook or a log."""
         lines = [line for finding in self.findings for line in _lines(finding)]
-        head = [] if self.findings else ["Nothing was found."]
+        measured = "." if self.reassurances else ", and nothing was measured that would show a fault."
+        head = [] if self.findings else [f"Nothing was found{measured}"]
         return "\n".join([*head, *lines, *(f"well: {inert_line(text, max_length=600)}" for text in self.reassurances)])
 
 

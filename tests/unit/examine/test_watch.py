@@ -1,9 +1,12 @@
 """Watching a loop of one's own: what is recorded, under whatever runs it, and that nothing stays attached."""
 
+import threading
+
 import pytest
 import torch
 
 import ampwise
+from ampwise.compat.operators import is_any_mode_on
 from ampwise.examine.watch import ALL
 from ampwise.records.files import load_recording
 from ampwise.records.run import Role, RunEnd
@@ -126,11 +129,101 @@ def test_ampwises_own_step_is_watched():
         ({"instruments": ["memroy"]}, 'did you mean "memory"'),
         ({"instruments": "memory"}, r'instruments=\("memory",\)'),
         ({"model": [1]}, "watch\\(\\) was given"),
+        ({"optimizer": torch.nn.ReLU()}, "ReLU as its optimizer; give one torch.optim.Optimizer"),
     ],
 )
 def test_mistakes_are_told(arguments, words):
     with pytest.raises(ampwise.UsageError, match=words):
         ampwise.watch(**arguments)
+
+
+def test_what_is_no_recording_is_told():
+    with pytest.raises(ampwise.UsageError, match=r"diagnose\(\) was given int; give what ampwise.watch\(\) returned"):
+        ampwise.diagnose(3)
+
+
+def test_where_nothing_was_measured_nothing_is_called_well():
+    with ampwise.watch(instruments=()) as rec:
+        pass
+    assert str(ampwise.diagnose(rec)) == "Nothing was found, and nothing was measured that would show a fault."
+
+
+def test_weights_updated_by_hand_are_steps_though_another_model_has_an_optimizer():
+    other = torch.optim.SGD(Net().parameters(), lr=0.01)
+    model = Net()
+    with ampwise.watch(model, instruments=("usage",)) as rec:
+        for _ in range(3):
+            model(torch.ones(2, 4))["out"].sum().backward()
+            with torch.no_grad():
+                for one in model.parameters():
+                    one.sub_(0.01 * one.grad)
+                    one.grad = None
+    assert len(rec.recording.runs[0].steps) == 3
+    del other
+
+
+def test_watches_that_end_in_the_wrong_order_leave_nothing_attached():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    first = ampwise.watch(model, optimizer, instruments=("nonfinite",))  # watches every operator, so does the second
+    second = ampwise.watch(model, optimizer, instruments=("nonfinite",))
+    first.__enter__()
+    step(model, optimizer)
+    second.__enter__()
+    step(model, optimizer)
+    first.__exit__(None, None, None)
+    step(model, optimizer)
+    second.__exit__(None, None, None)
+    assert not is_any_mode_on()
+    assert first.recording.runs[0].nonfinite.traced_steps == (0, 1)
+
+
+def test_a_generator_that_is_left_early_lets_go():
+    def loop():
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with ampwise.watch(model, optimizer, instruments=("nonfinite", "usage")) as rec:
+            while True:
+                step(model, optimizer)
+                yield rec
+
+    running = loop()
+    rec = [next(running) for _ in range(4)][-1]
+    running.close()
+    assert not is_any_mode_on()
+    run = rec.recording.runs[0]
+    assert (len(run.steps), run.end) == (4, RunEnd.FINISHED)
+
+
+def test_a_loop_in_another_thread_is_watched():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with ampwise.watch(model, optimizer) as rec:
+        thread = threading.Thread(target=lambda: [step(model, optimizer) for _ in range(13)])
+        thread.start()
+        thread.join()
+    assert len(rec.recording.runs[0].steps) == 13
+    assert not is_any_mode_on()
+
+
+def test_batches_that_raise_and_are_left_out_end_no_watch():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    bad = {2, 3, 7, 9}
+
+    def fails(*_):
+        raise ValueError("bad batch")
+
+    with ampwise.watch(model, optimizer) as rec:
+        for number in range(16):
+            handle = model.head.register_forward_hook(fails) if number in bad else None
+            try:
+                step(model, optimizer)
+            except ValueError:
+                handle.remove()
+    run = rec.recording.runs[0]
+    assert (len(run.steps), run.end, run.failure) == (12, RunEnd.FINISHED, None)
+    assert not ampwise.diagnose(rec).findings
 
 
 def test_it_watches_once():
