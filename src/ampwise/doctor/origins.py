@@ -95,11 +95,14 @@ def _by_module(
     found: Sequence[tuple[Origin, str, str]],
 ) -> Iterator[tuple[Origin, str, str, list[Origin]]]:
     """Each module's first origin with the others of that module: one rule of a plan serves them all."""
-    first = {origin.site.module: origin for origin, _, _ in reversed(found) if origin.site.module}
+    others: dict[str, list[Origin]] = {}
     for origin, message, remedy in found:
-        if first.get(origin.site.module, origin) is origin:
-            others = [one for one, _, _ in found if one is not origin and first.get(one.site.module) is origin]
-            yield origin, message, remedy, others
+        module = origin.site.module
+        if module and module in others:
+            others[module].append(origin)
+        else:
+            near = others.setdefault(module, []) if module else []
+            yield origin, message, remedy, near
 
 
 def with_precision(case: Case, site: Site, remedy: str) -> str:
