@@ -54,6 +54,12 @@ def flipped_bits(folder: Path, num: int) -> Counted:
     return Counted(fault="one bit flipped in a checkpoint", tried=num, survived=told + harmless, how=how)
 
 
+def flipped_shard_bits(folder: Path, num: int) -> Counted:
+    told, harmless = json.loads(output_of(HELPERS / "damage.py", folder, num, 7, "--shards"))
+    how = f"{told} refused with a clear error, {harmless} in bytes that hold nothing"
+    return Counted(fault="one bit flipped in a checkpoint of shards", tried=num, survived=told + harmless, how=how)
+
+
 def soak(num: int) -> Counted:
     report = json.loads(output_of("-W", "error", HELPERS / "soak.py", num, 3))
     is_well = report["finite"] and abs(report["end"][0] - report["half"][0]) <= 4 and report["grown_bytes"] < 2**20
@@ -88,10 +94,11 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for part in ("kills", "flips", "ranks"):
+        for part in ("kills", "flips", "shards", "ranks"):
             (folder / part).mkdir()
         rows.append(kills(folder / "kills", 50 // size))
         rows.append(flipped_bits(folder / "flips", 1000 // size))
+        rows.append(flipped_shard_bits(folder / "shards", 1000 // size))
         rows.append(soak(10_000 // size))
         rows.append(lost_ranks(folder / "ranks", max(1, 5 // size)))
     for one in rows:

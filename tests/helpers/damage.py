@@ -1,4 +1,4 @@
-"""Flips bits of a checkpoint, and counts what was told: ``damage.py FOLDER NUM_FLIPS SEED``."""
+"""Flips bits of a checkpoint, and counts what was told: ``damage.py FOLDER NUM_FLIPS SEED [--shards]``."""
 
 import json
 import random
@@ -80,4 +80,6 @@ def meaningless_share(path):
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(flips(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))
+    folder, num_flips, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    told, harmless = shard_flips(folder, num_flips, seed) if "--shards" in sys.argv else flips(folder, num_flips, seed)
+    sys.stdout.write(json.dumps([told, harmless if isinstance(harmless, int) else len(harmless)]))

@@ -18,20 +18,31 @@ def digests_of_own(folder: Path) -> dict[str, str]:
     return {one.name: _digest(one) for one in [*own, *([folder / _INDEX] if rank() == 0 else [])]}
 
 
+def fault_of_index(folder: Path, digests: Mapping[str, str]) -> str | None:
+    """Why the index is not the one that was written: each rank looks before it reads it."""
+    return _fault(folder, _INDEX, digests.get(_INDEX, ""))
+
+
 def damaged(folder: Path, digests: Mapping[str, str]) -> Iterator[str]:
     """Why the files are not those that were written. Each rank reads its part of them; together they read all."""
     for place, (name, digest) in enumerate(sorted(digests.items())):
         if place % world_size() == rank():
-            try:
-                if Path(name).name != name or _digest(folder / name) != digest:
-                    yield f"{name} is damaged: its checksum is not that of its content"
-            except OSError as error:
-                yield f"{name} cannot be read: {error}"
+            fault = _fault(folder, name, digest)
+            if fault is not None:
+                yield fault
 
 
 def first_of_all(faults: list[str]) -> list[str]:
     """The faults that any rank found, each once: every rank gets the same and so does the same."""
     return list(dict.fromkeys(fault for several in gathered(faults) for fault in several))
+
+
+def _fault(folder: Path, name: str, digest: str) -> str | None:
+    try:
+        is_whole = Path(name).name == name and _digest(folder / name) == digest
+    except OSError as error:
+        return f"{name} cannot be read: {error}"
+    return None if is_whole else f"{name} is damaged: its checksum is not that of its content"
 
 
 def _digest(path: Path) -> str:

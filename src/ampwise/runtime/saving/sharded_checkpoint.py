@@ -17,7 +17,7 @@ from ampwise.compat.distributed_checkpoint import FailedError, StrangerError, re
 from ampwise.runtime.casts.plan_places import without_wrappers
 from ampwise.runtime.saving.checkpoint import Path_, read_document, write_document
 from ampwise.runtime.saving.random_state import restore_random_state, take_random_state
-from ampwise.runtime.saving.shard_files import damaged, digests_of_own, first_of_all
+from ampwise.runtime.saving.shard_files import damaged, digests_of_own, fault_of_index, first_of_all
 from ampwise.runtime.step.step import TrainStep
 
 _HEADER: Final = "ampwise"
@@ -103,7 +103,8 @@ def _looked_at(target: Path) -> tuple[Path, dict[str, Any], Held, str | None]:
     try:
         place = _complete_one(target)
         document = read_document(place / _HEADER, also=("files",))
-        return place, document, _held(place), None
+        fault = fault_of_index(place, document["files"])
+        return place, document, {} if fault else _held(place), fault
     except RecordError as error:
         return target, {}, {}, str(error).removesuffix(". Nothing was loaded").removesuffix("; nothing was loaded")
 

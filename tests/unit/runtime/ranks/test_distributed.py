@@ -20,6 +20,7 @@ from ampwise import (
 )
 from ampwise._base.errors import RecordError, UsageError
 from ampwise.runtime.ranks.distributed import find_agreement, peers_of
+from ampwise.runtime.saving import sharded_checkpoint
 from ranks import run_cases
 from ranks_cases import CHECKPOINT, FOUR, TWO
 
@@ -335,9 +336,12 @@ class Malicious:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.distributed is disabled.*")
-def test_no_code_of_a_folder_is_run(tmp_path, capsys):
+def test_no_code_of_a_folder_is_run(tmp_path, capsys, monkeypatch):
     place = _saved(tmp_path)
     (place / ".metadata").write_bytes(pickle.dumps(Malicious()))
+    with pytest.raises(RecordError, match=r"\.metadata is damaged"):
+        load_sharded_checkpoint(place, step=_alone())
+    monkeypatch.setattr(sharded_checkpoint, "fault_of_index", lambda *_: None)  # who writes it writes its checksum too
     with pytest.raises(RecordError, match=r"holds what no checkpoint is made of: builtins\.print"):
         load_sharded_checkpoint(place, step=_alone())
     assert capsys.readouterr().out == ""
