@@ -5,7 +5,14 @@ from typing import Final
 
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
-from ampwise.doctor.reruns import fails_in_fp32, fp32_origin, is_half_by_itself, is_in_fp32, what_removed_it
+from ampwise.doctor.reruns import (
+    fails_in_fp32,
+    fp32_origin,
+    is_half_by_itself,
+    is_in_fp32,
+    stays_in_fp32,
+    what_removed_it,
+)
 from ampwise.formats.spec import FloatFormat
 from ampwise.formats.table import find_format
 from ampwise.plan.plan import Rule
@@ -79,6 +86,7 @@ def findings(
         more = apart[_MAX_SHOWN:] if place == _MAX_SHOWN else ()
         beside = [f"{', '.join(_at_line(one) for one in near[:_MAX_SHOWN])} of this module too"] if near else []
         others = [f"and at {len(more)} more places: {', '.join(_short(one[0]) for one in more[:3])}"] if more else []
+        has_rule = helps_in_fp32 and not stays_in_fp32(case, origin)
         yield Finding(
             rule=info.id,
             severity=info.severity,
@@ -87,7 +95,7 @@ def findings(
             site=origin.site,
             evidence="; ".join([seen_in(origin), *beside, *what_removed_it(case), *others]),
             remedy=with_precision(case, origin.site, remedy) if helps_in_fp32 else remedy,
-            plan_rule=rule_that_helps(case, origin.site, because_of(origin)) if helps_in_fp32 else None,
+            plan_rule=rule_that_helps(case, origin.site, because_of(origin)) if has_rule else None,
         )
 
 

@@ -41,7 +41,20 @@ def is_in_fp32(case: Case) -> bool:
 def fails_in_fp32(case: Case) -> bool:
     """Whether fp32 loses its numbers too, so that no precision helps."""
     run = fp32_run(case)
-    return run is not None and run.has_lost_numbers
+    return run is not None and (run.has_lost_numbers or _has_spoilt_weights(run))
+
+
+def stays_in_fp32(case: Case, origin: Origin) -> bool:
+    """Whether the operator failed as well where its module was in fp32."""
+    run = _counted(case, Role.RESCUED)
+    found = run.nonfinite.origins if run is not None and run.nonfinite is not None else ()
+    at = origin.site
+    same = any((one.site.module, one.site.op, one.site.phase) == (at.module, at.op, at.phase) for one in found)
+    return run is not None and at.module in run.fp32_modules and same
+
+
+def _has_spoilt_weights(run: RunRecord) -> bool:
+    return run.nonfinite is not None and bool(run.nonfinite.weight_steps)
 
 
 def is_half_by_itself(case: Case) -> bool:
@@ -56,7 +69,7 @@ def what_removed_it(case: Case) -> Iterator[str]:
     for role, text in _WORDS.items():
         run = _counted(case, role)
         if run is not None and run.steps and run is not case.run:
-            what = f"stays{_next_place(run)}" if run.shows_loss_of(case.run) else "is gone"
+            what = f"stays{_next_place(run)}" if run.shows_loss_of(case.run) or _has_spoilt_weights(run) else "is gone"
             yield f"{_kept(run) or text} it {what}"
 
 

@@ -112,3 +112,22 @@ def test_a_division_by_zero_is_none_of_the_scales_doing():
     watched = run(losses=GOOD, scale=65536.0, skipped=range(20))
     (finding,) = RULE.check(case(ROOT, watched=watched))
     assert finding.remedy.startswith("The root's slope at 0 is infinite")
+
+
+def test_no_rule_is_offered_that_was_seen_not_to_help():
+    cast = origin("aten._to_copy", operand(-8e10, 8e10, dtype="fp32"), phase=Phase.BACKWARD, forward_op="aten.div")
+    rescued = run(losses=LOST, role=Role.RESCUED, fp32_modules=("net.fc",), nonfinite=seen(cast))
+    (finding,) = RULE.check(case(cast, reruns=[rescued]))
+    assert finding.plan_rule is None
+    assert "with net.fc in fp32 it stays: then aten._to_copy in net.fc fails, in backward" in finding.evidence
+    helped = replace(rescued, steps=run().steps, nonfinite=seen())
+    (finding,) = RULE.check(case(cast, reruns=[helped]))
+    assert 'module = "net.fc"' in (finding.plan_rule or "")
+
+
+def test_weights_that_fp32_spoils_behind_a_finite_loss_are_a_fault_of_fp32s_too():
+    spoilt = run("fp32", role=Role.IN_FP32, nonfinite=seen(ROOT, weight_steps=(0, 1)))
+    (finding,) = RULE.check(case(ROOT, reruns=[spoilt]))
+    assert "in fp32 it stays" in finding.evidence
+    assert finding.remedy.startswith("The same run in fp32 fails too at aten.div in net.fc, so precision cannot fix it")
+    assert finding.plan_rule is None
