@@ -20,7 +20,7 @@ from ampwise.plan.writing import rule_to_toml
 from ampwise.records.finding import Confidence, Finding, RuleInfo
 from ampwise.records.nonfinite import Operand, Origin
 from ampwise.records.run import Role, RunRecord
-from ampwise.records.site import Site
+from ampwise.records.site import Phase, Site
 
 OR_BF16: Final = "; or compute in bf16, which has fp32's range"
 _MAX_SHOWN: Final = 3
@@ -86,7 +86,8 @@ def findings(
         more = apart[_MAX_SHOWN:] if place == _MAX_SHOWN else ()
         beside = [f"{', '.join(_at_line(one) for one in near[:_MAX_SHOWN])} of this module too"] if near else []
         others = [f"and at {len(more)} more places: {', '.join(_short(one[0]) for one in more[:3])}"] if more else []
-        has_rule = helps_in_fp32 and not stays_in_fp32(case, origin)
+        stays = helps_in_fp32 and stays_in_fp32(case, origin)
+        told = _without_rule(origin, remedy) if stays else remedy
         yield Finding(
             rule=info.id,
             severity=info.severity,
@@ -94,9 +95,19 @@ def findings(
             message=message,
             site=origin.site,
             evidence="; ".join([seen_in(origin), *beside, *what_removed_it(case), *others]),
-            remedy=with_precision(case, origin.site, remedy) if helps_in_fp32 else remedy,
-            plan_rule=rule_that_helps(case, origin.site, because_of(origin)) if has_rule else None,
+            remedy=with_precision(case, origin.site, told) if helps_in_fp32 else remedy,
+            plan_rule=rule_that_helps(case, origin.site, because_of(origin)) if helps_in_fp32 and not stays else None,
         )
+
+
+def _without_rule(origin: Origin, remedy: str) -> str:
+    """What to do where the module's being in fp32 was seen not to help."""
+    if origin.site.phase is not Phase.FORWARD:
+        return remedy
+    return (
+        f"The module computes in {format_of(origin) or 'its format'} there with autocast off, too: leave out the "
+        "`.half()` or `.to(dtype)` at that line or before it."
+    )
 
 
 def _by_module(

@@ -121,3 +121,13 @@ def test_several_operators_of_a_module_are_one_finding_for_one_rule_serves_them(
     assert "; aten.add (model.py:43) of this module too" in finding.evidence
     in_script = [replace(one, site=replace(one.site, module=None)) for one in (ORIGIN, add)]
     assert len(list(RULE.check(case(*in_script)))) == 2
+
+
+def test_a_module_that_casts_by_itself_is_told_so():
+    seen = NonFiniteRecord(num_steps=4, origins=(ORIGIN,))
+    rescued = replace(LOST, role=Role.RESCUED, fp32_modules=("layers.1.wo",), nonfinite=seen)
+    (finding,) = RULE.check(case(ORIGIN, reruns=[rescued], watched=LOST))
+    assert finding.plan_rule is None
+    assert finding.remedy.startswith(
+        "The module computes in fp16 there with autocast off, too: leave out the `.half()`"
+    )
