@@ -200,14 +200,15 @@ def diagnosis_json(recording: Recording, diagnosis: Diagnosis) -> dict[str, Any]
             "created": recording.created,
             "command": recording.command,
             "healthy": diagnosis.is_healthy,
-            "findings": [_document(finding) for finding in diagnosis.findings],
+            "findings": [finding_document(finding) for finding in diagnosis.findings],
             "reassurances": diagnosis.reassurances,
             "environment": recording.environment,
         }
     )
 
 
-def _document(finding: Finding) -> dict[str, Any]:
+def finding_document(finding: Finding) -> dict[str, Any]:
+    """A finding as every ``--json`` has it."""
     site = finding.site
     return {
         "rule": finding.rule,

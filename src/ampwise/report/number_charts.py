@@ -46,7 +46,7 @@ def exponent_map(record: NumericsRecord, kind: TensorKind, format_: FloatFormat)
         *_ranges(low, high),
         *_non_finite([rows[label] for label in labels], names, x=high),
     ]
-    return {"data": data, "layout": _map_layout(labels, columns, format_)}
+    return {"data": data, "layout": _map_layout(labels, names, columns, format_)}
 
 
 def drawn_format(precision: str) -> FloatFormat:
@@ -170,7 +170,7 @@ def _non_finite(rows: Sequence[MagnitudeHistogram], names: Sequence[str], *, x: 
         }
 
 
-def _map_layout(labels: Sequence[str], columns: Sequence[int], format_: FloatFormat) -> Figure:
+def _map_layout(labels: Sequence[str], names: Sequence[str], columns: Sequence[int], format_: FloatFormat) -> Figure:
     body = _ROW_PX * max(len(labels), 3)
     total = body + _STRIP_PX
     split = body / total
@@ -184,7 +184,7 @@ def _map_layout(labels: Sequence[str], columns: Sequence[int], format_: FloatFor
         "domain": [0, split - 8 / total],
         "type": "category",
         "range": [len(labels) - 0.5, -0.5],
-        "tickvals": list(range(len(labels))),
+        "tickvals": list(names),  # plotly takes a number for the row of that name before it takes it for a place
         "ticktext": [html.escape(_cut(label), quote=False) for label in labels],
         "tickfont": {"size": 10},
         "showgrid": False,

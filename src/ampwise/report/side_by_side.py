@@ -14,7 +14,7 @@ from ampwise.records.finding import Finding
 from ampwise.records.recording import Recording
 from ampwise.records.run import Role, RunRecord, timed_steps
 from ampwise.report.cells import NOTHING, Tone, figure, loss, scale
-from ampwise.report.diagnosis import verdict
+from ampwise.report.diagnosis import finding_document, verdict
 from ampwise.report.places import site_words
 from ampwise.report.words import ending
 
@@ -125,9 +125,9 @@ def side_by_side_json(both: SideBySide) -> dict[str, Any]:
             "before": _side(both.before),
             "after": _side(both.after),
             "outcome": outcome(both),
-            "gone": both.gone,
-            "new": both.new,
-            "kept": both.kept,
+            "gone": [finding_document(one) for one in both.gone],
+            "new": [finding_document(one) for one in both.new],
+            "kept": [finding_document(one) for one in both.kept],
             "runs": [
                 {"name": pair.name, "before": _numbers(pair.before), "after": _numbers(pair.after)}
                 for pair in both.pairs

@@ -52,6 +52,12 @@ def test_a_weight_and_a_bias_have_rows_of_their_own():
     assert figure["layout"]["yaxis"]["ticktext"] == ["fc.weight", "fc.bias"]
 
 
+def test_a_module_called_by_a_number_is_labelled_at_its_own_row():
+    tensors = [examined.tensor(name, TensorKind.ACTIVATION, examined.histogram(1.0)) for name in ("1.norm", "1", "0")]
+    figure, held, _ = maps(replace(examined.numerics(), tensors=tuple(tensors)))
+    assert figure["layout"]["yaxis"]["tickvals"] == held["y"] == ["1.norm", "1", "0"]
+
+
 def test_of_a_large_model_the_rows_nearest_to_the_limits_are_drawn_in_the_models_order():
     held = [1.0] * (MAX_ROWS + 30)
     held[7] = 60000.0

@@ -8,6 +8,7 @@ from rich.console import Console
 import examined
 import recordings
 from ampwise.records.diagnosis import Diagnosis
+from ampwise.report.diagnosis import diagnosis_json
 from ampwise.report.side_by_side import Side, outcome, overlaid, side_by_side, side_by_side_json
 from ampwise.report.side_by_side_views import render_side_by_side, render_side_by_side_html
 
@@ -75,6 +76,12 @@ def test_any_two_recordings_can_be_set_side_by_side(make):
         json.dumps(side_by_side_json(made), allow_nan=False)
         render_side_by_side(made, Console(file=io.StringIO(), width=80))
     assert "<img" not in render_side_by_side_html(side_by_side(one, two)).partition("<script")[0]
+
+
+def test_a_finding_in_json_is_the_same_as_the_doctors():
+    (gone,) = (one for one in side_by_side_json(both())["gone"] if one["rule"] == examined.OVERFLOW.rule)
+    found = diagnosis_json(examined.faulty(), examined.FAULTY)["findings"]
+    assert gone in found
 
 
 def test_the_text_fits_its_terminal_and_names_every_finding():
