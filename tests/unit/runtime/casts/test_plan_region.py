@@ -309,7 +309,7 @@ def test_a_model_that_was_changed_is_looked_at_anew(x):
 def test_a_forward_that_somebody_puts_over_ours_stays_and_computes_as_before(x):
     model = net()
     plain = model(x)
-    region = autocast("cpu", plan=plan(WO), model=model)
+    region = autocast("cpu", plan=plan({"module": "wo", "compute": "bf16"}, default="fp32"), model=model)
     with region:
         expected = model(x)
         model.wo.forward = theirs = partial(lambda ours, x: ours(x), model.wo.forward)
