@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -40,9 +41,9 @@ class Likeness:
     def __init__(
         self, words: RankWords, params: Sequence[Tensor], optimizers: Sequence[Optimizer], scale: Callable[[], float]
     ) -> None:
-        self._words, self._params = words, params
-        self._optimizers, self._scale = optimizers, scale
-        self._tasks: list[Callable[[], None]] = [self._compare, self._tell]
+        self._params, self._optimizers, self._scale = params, optimizers, scale
+        # the store is let go with the last of them
+        self._tasks: list[Callable[[], None]] = [partial(self._compare, words), partial(self._tell, words)]
 
     def check(self) -> None:
         """Take part, in the first two steps.
@@ -53,15 +54,15 @@ class Likeness:
         if self._tasks:
             self._tasks.pop(0)()
 
-    def _compare(self) -> None:
-        mine = {"rank": self._words.rank, **self._state()}
-        first = json.loads(self._words.first("begun", json.dumps(mine)) or "{}")
+    def _compare(self, words: RankWords) -> None:
+        mine = {"rank": words.rank, **self._state()}
+        first = json.loads(words.first("begun", json.dumps(mine)) or "{}")
         other = [key for key in _WORDS if first.get(key, mine[key]) != mine[key]]
         if other:
-            self._words.first("differs", _difference(first, mine, other))
+            words.first("differs", _difference(first, mine, other))
 
-    def _tell(self) -> None:
-        found = self._words.get("differs")  # the gradients' sum lies between: every rank has compared
+    def _tell(self, words: RankWords) -> None:
+        found = words.get("differs")  # the gradients' sum lies between: every rank has compared
         if found is not None:
             raise CannotRunError(
                 f"the ranks did not begin alike: {found}. Load the same checkpoint on every rank, before the first step"
