@@ -65,15 +65,19 @@ class Loops:
         return tuple(root for root in roots if not self._holds_training(root) and self._trains(root))
 
     def _trains(self, node: ast.AST) -> bool:
-        """Whether one pass through ``node`` trains: a callee that has the training loop itself does not count."""
+        """Whether one pass through ``node`` trains."""
+        return {Act.BACKWARD, Act.STEP} <= self._acts(node, depth=2)
+
+    def _acts(self, node: ast.AST, *, depth: int) -> set[Act]:
+        """What one pass through ``node`` does, in calls too: a callee that has the training loop itself is no part."""
         found: set[Act] = set()
         for event in self._flow.events_in(node):
             found.add(event.act)
             if _is_wrapped_step(event):
                 found |= {Act.BACKWARD, Act.STEP}
-            if event.callee is not None and not self._holds_training(event.callee):
-                found |= self._flow.acts_in(event.callee)
-        return Act.BACKWARD in found and Act.STEP in found
+            if event.callee is not None and depth > 0 and not self._holds_training(event.callee):
+                found |= self._acts(event.callee, depth=depth - 1)
+        return found
 
     def _holds_training(self, function: Function) -> bool:
         """Whether ``function`` has a loop that trains."""

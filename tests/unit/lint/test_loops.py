@@ -36,6 +36,11 @@ def hot(parse, source):
         ),
         ("for x in xs:\n    loss.backward()\n    opt.step()\nelse:\n    mark()", None),
         ("def step():\n    loss.backward()\n    opt.step()\n    mark()\nfor x in xs:\n    step()", "step()"),
+        (
+            "def fit():\n    for x in xs:\n        loss.backward()\n        opt.step()\n\n"  # noqa: ISC004 - one source
+            "def check():\n    fit()\ndef main():\n    check()\n    mark()",
+            None,
+        ),
         ("def look():\n    mark()\nfor x in xs:\n    loss.backward()\n    opt.step()\n    look()", "look()"),
         (
             "def look():\n    mark()\nfor x in xs:\n    loss.backward()\n    opt.step()\n    if i % 9 == 0: look()",
