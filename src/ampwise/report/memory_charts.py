@@ -19,6 +19,8 @@ _COLOURS: Final = {
     MemoryCategory.OTHER: "#999999",
 }
 """After Okabe and Ito, in the order in which they are stacked: what stays below, what comes and goes on top."""
+_ROOM: Final = 1.28
+"""The chart's height over the peak's, so that the peak's name stands below those of the step's parts."""
 
 
 def memory_timeline(points: Sequence[MemoryPoint], peak: MemoryPoint | None = None) -> Figure | None:
@@ -28,18 +30,19 @@ def memory_timeline(points: Sequence[MemoryPoint], peak: MemoryPoint | None = No
     """
     if not points:
         return None
-    divisor, unit = _unit(max(point.total_bytes for point in points))
+    peak = peak or max(points, key=lambda one: one.total_bytes)
+    highest = max(peak.total_bytes, *(point.total_bytes for point in points))
+    divisor, unit = _unit(highest)
     data = [
         _area(points, category, divisor) for category in _COLOURS if any(point.bytes_of(category) for point in points)
     ]
-    made = layout(
-        x="tensors that came or went, from the step's start", y=unit, y_axis={"rangemode": "tozero"}, height=400
-    )
+    room = {"range": [0, _ROOM * max(highest, 1) / divisor]}
+    made = layout(x="tensors that came or went, from the step's start", y=unit, y_axis=room, height=400)
     made["legend"]["traceorder"] = "normal"
     made["hovermode"] = "x unified"
     made["hoverlabel"] = {"bgcolor": "#23272e", "font": {"color": "#ffffff"}}
     made["shapes"] = list(_borders(points))
-    made["annotations"] = [*_phases(points), *_peak(peak or max(points, key=lambda one: one.total_bytes), divisor)]
+    made["annotations"] = [*_phases(points), *_peak(peak, divisor)]
     return {"data": data, "layout": made}
 
 

@@ -29,3 +29,12 @@ def test_a_part_too_short_for_its_name_has_none():
 
 def test_no_points_are_no_figure():
     assert memory_timeline(()) is None
+
+
+def test_the_names_of_the_steps_parts_stand_above_the_peaks():
+    points = tuple(examined.point(event, Phase.FORWARD, 1) for event in range(50))
+    made = memory_timeline(points)["layout"]
+    part, peak = made["annotations"]
+    height = made["height"] - made["margin"]["t"] - made["margin"]["b"]
+    peaks_name = height * peak["y"] / made["yaxis"]["range"][1] - peak["ay"] + 16
+    assert peaks_name < height * part["y"] - 16
