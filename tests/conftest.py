@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import signal
 import threading
 
 import pytest
@@ -20,6 +21,8 @@ def pytest_configure(config):
     settings.register_profile("on a loaded machine", deadline=None)
     settings.load_profile("on a loaded machine")
     os.environ.setdefault("PYTHONHASHSEED", "0")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a job in the background's; what it starts would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "leaves_behind(what): the test changes global state on purpose")
 
 

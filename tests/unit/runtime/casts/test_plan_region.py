@@ -404,6 +404,7 @@ def test_lists_may_be_let_go_in_the_middle_of_a_compilation(x):
         return graph.forward
 
     assert torch.compile(nn.Linear(4, 4), backend=backend, fullgraph=True)(x).shape == (3, 4)
+    gc.collect()  # what compiled may hold the region in a cycle
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
