@@ -76,3 +76,40 @@ def test_a_nan_of_ones_own_is_found_and_mended(tmp_path):
     assert mended.returncode == 0, mended.stderr
     assert all(map(math.isfinite, losses(mended)))
     assert losses(mended)[-1] < losses(mended)[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("run min.py", "can't open file"),
+        ("run", "Missing argument 'SCRIPT [ARGUMENTS]...'"),
+        ("rum mine.py", 'did you mean "run"'),
+        ("mine.py", "to run a script: ampwise run mine.py"),
+        (r"run .\mine.py", "No such file or directory"),
+        ("run --precision bf61 mine.py", 'did you mean "bf16"'),
+        ("run folder", "name the script in that folder"),
+        ("doctor min.py", "can't open file"),
+        ("tune mine.py", "Missing option '-o'"),
+        ("plan show fp16-saef", 'did you mean "fp16-safe"'),
+        ("explain softmx", 'did you mean "softmax"'),
+    ],
+)
+def test_the_mistakes_of_a_first_day_are_answered(tmp_path, line, says):
+    (tmp_path / "mine.py").write_text("")
+    (tmp_path / "folder").mkdir()
+    done = ampwise(*line.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("ampwise: ")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_a_narrow_terminal_without_colour_or_home_gets_lines_that_fit(tmp_path, columns):
+    environment = {name: value for name, value in os.environ.items() if name != "HOME"}
+    environment |= {"COLUMNS": columns, "NO_COLOR": "1"}
+    done = fresh("-m", "ampwise", "explain", "fp16", cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= int(columns)
+    assert "\x1b" not in done.stdout
