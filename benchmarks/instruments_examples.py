@@ -33,7 +33,7 @@ def names_of(example: str, *arguments: str) -> dict[str, Any]:
 
 
 def char_gpt() -> Made:
-    from torch.nn import functional as F
+    from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
     names = names_of("char_gpt.py", "--steps", "0")
     model = names["model"].train()
