@@ -33,14 +33,14 @@ def names_of(example: str, *arguments: str) -> dict[str, Any]:
 
 
 def char_gpt() -> Made:
-    from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+    from torch.nn.functional import cross_entropy
 
     names = names_of("char_gpt.py", "--steps", "0")
     model = names["model"].train()
 
     def loss() -> Any:
         x, y = names["get_batch"](names["train_data"])
-        return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        return cross_entropy(model(x).flatten(0, 1), y.flatten())
 
     return model, names["optimizer"], loss
 
