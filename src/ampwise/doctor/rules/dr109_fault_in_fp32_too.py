@@ -11,6 +11,7 @@ from ampwise.doctor.reruns import fails_in_fp32, fp32_origin, fp32_run, is_in_fp
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
 from ampwise.records.nonfinite import Origin
+from ampwise.records.site import Phase
 
 _HERE: Final = frozenset({Cause.WIDE, Cause.UNCLEAR})
 """What no other rule speaks of."""
@@ -55,7 +56,7 @@ for _ in range(20):
 def check(case: Case) -> Iterator[Finding]:
     """What made infinities or NaN in fp32 or in a format of its range, and is no other rule's."""
     origin = fp32_origin(case) or _first_wide(case)
-    if origin is None:
+    if origin is None or _follows_a_lost_loss(case, origin):
         yield from _unseen(case)
     elif cause_of(origin) in _HERE and (fails_in_fp32(case) or fp32_run(case) is None) and case.run.has_lost_numbers:
         yield _finding(case, origin)
@@ -64,6 +65,13 @@ def check(case: Case) -> Iterator[Finding]:
 def _first_wide(case: Case) -> Origin | None:
     """Where no run was in fp32: bf16 ends where fp32 does."""
     return next((one for one in faults(case) if cause_of(one) is Cause.WIDE), None)
+
+
+def _follows_a_lost_loss(case: Case, origin: Origin) -> bool:
+    """Whether the fp32 run's loss was lost by then: what fails in backward after that has no fault of its own."""
+    run = fp32_run(case)
+    bad = run.first_bad_loss if run is not None else None
+    return bad is not None and origin.site.phase is Phase.BACKWARD and origin.step >= bad
 
 
 def _finding(case: Case, origin: Origin) -> Finding:
@@ -88,7 +96,8 @@ def _unseen(case: Case) -> Iterator[Finding]:
     """fp32's loss is lost, but no operator of its run was seen to lose it."""
     run = fp32_run(case)
     bad = run.first_bad_loss if run is not None else None
-    has_other = case.run.nonfinite is not None and (case.run.nonfinite.inputs or faults(case))
+    has_cause = any(one.site.phase is not Phase.BACKWARD for one in faults(case))
+    has_other = has_cause or (case.run.nonfinite is not None and case.run.nonfinite.inputs)
     if run is None or bad is None or has_other or case.run.first_bad_loss is None:
         return
     yield Finding(

@@ -47,6 +47,14 @@ def test_a_loss_that_is_lost_unseen_is_told_from_both_runs():
     assert finding.evidence == "in fp32 from step 3 on, in fp16 from step 3 on"
 
 
+def test_a_loss_lost_now_and_then_is_told_though_skips_keep_the_weights_and_backward_fails_after_it():
+    after = origin("aten.mm", phase=Phase.BACKWARD, kind=NonFiniteKind.NAN)
+    losses = (2.0, float("inf"), 1.5, float("inf"))
+    watched = run("fp16", losses=losses)
+    (finding,) = RULE.check(case(after, watched=watched, reruns=[fp32(losses=LOST, origins=[after])]))
+    assert finding.evidence == "in fp32 from step 3 on, in fp16 from step 1 on"
+
+
 @pytest.mark.parametrize(
     "one",
     [
