@@ -1,7 +1,13 @@
 """``ampwise tune`` as a user types it: known faults get the fix that is known, and every mistake its sentence."""
 
 import json
+import math
 import os
+import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +21,7 @@ from ampwise.tune.question import Question
 from ampwise.tune.tune import Tuner
 from forked_runs import run_forked
 from known_answers import KNOWN_ANSWERS
-from warm import fresh
+from warm import python
 
 HERE = Path(__file__).parent
 HELPERS, EXAMPLES = HERE.parent / "helpers", HERE.parents[1] / "examples"
@@ -60,7 +66,7 @@ for _ in range(12):
 def tune(*arguments, folder, script="train.py"):
     words = script if isinstance(script, tuple) else (script,)
     environment = {**os.environ, "PYTHONPATH": str(HELPERS), "OMP_NUM_THREADS": "1"}
-    return fresh("-m", "ampwise", "tune", *arguments, *words, cwd=folder, env=environment)
+    return python("-m", "ampwise", "tune", *arguments, *words, cwd=folder, env=environment)
 
 
 @pytest.fixture
@@ -90,6 +96,48 @@ def test_an_overflow_is_kept_in_fp32_and_nothing_else_of_the_users_changes(folde
     assert sorted(path.name for path in folder.iterdir()) == ["plan.toml", "train.py"]
     assert "ampwise run --plan plan.toml --emulate fp16 train.py" in done.stderr
     assert any("best.pt" in note for note in document["notes"])
+
+
+CONTRASTIVE = """
+import torch
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+image, words = torch.nn.Linear(8, 16), torch.nn.Linear(6, 16)
+optimizer = torch.optim.SGD([*image.parameters(), *words.parameters()], lr=1e-2)
+for _ in range(12):
+    a, b = image(torch.randn(16, 8)) * 600, words(torch.randn(16, 6)) * 600
+    loss = torch.nn.functional.cross_entropy(a @ b.T / 2e5, torch.arange(16))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+"""
+
+
+def test_an_operator_in_the_scripts_own_loss_is_kept_and_the_plan_trains_to_parity(tmp_path, monkeypatch):
+    record = tuned(tmp_path, monkeypatch, CONTRASTIVE)
+    assert record.outcome is Outcome.FOUND
+    assert [(one.name, one.is_certain) for one in record.kept] == [("matmul outside of the modules", True)]
+    (tmp_path / "plan.toml").write_text(record.plan)
+    fp32, low, planned = (
+        losses(tmp_path, *options)
+        for options in (
+            ("--precision", "fp32"),
+            ("--emulate", "fp16"),
+            ("--plan", "plan.toml", "--emulate", "fp16"),
+        )
+    )
+    assert all(map(math.isnan, low))
+    assert planned == pytest.approx(fp32, rel=0.05)  # the loss scale leaves the first step out
+    assert len(planned) == 12
+
+
+def losses(folder, *options):
+    """What a script prints when it runs under ``ampwise run``."""
+    done = python("-m", "ampwise", "run", *options, "train.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return [float(line) for line in done.stdout.split()]
 
 
 PURE = {
@@ -155,6 +203,133 @@ def test_the_example_with_an_overflow(low, tmp_path, monkeypatch):
     record = tuned(tmp_path, monkeypatch, (EXAMPLES / "overflow.py").read_text(), low=low, num_steps=16)
     assert record.outcome is Outcome.FOUND
     assert [one.module for one in record.kept] == (["layers.1.wo"] if low == "fp16" else [])
+
+
+SMALL = {
+    "char_gpt.py": ("--layers", 1, "--width", 32, "--heads", 2, "--context", 32, "--batch", 4),
+    "bert_classify.py": ("--layers", 1, "--width", 64, "--length", 32, "--passages", 300),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("low", ["fp16", "bf16", "fp8"])
+@pytest.mark.parametrize("name", SMALL)
+def test_an_example_is_tuned_and_trains_by_its_plan(name, low, tmp_path):
+    script = (EXAMPLES / name, *SMALL[name])
+    done = tune("--target", low, "--steps", 8, "--json", "-o", "plan.toml", folder=tmp_path, script=script)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["outcome"] == "found"
+    assert document["kept"] == []
+    assert document["peak_tensor_bytes"] < document["peak_tensor_bytes_fp32"]
+    follow = done.stderr.strip().splitlines()[-1].partition("ampwise run ")[2].split()
+    ran = python("-m", "ampwise", "run", *follow, *(("--steps", 1) if "gpt" in name else ()), cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+
+
+LARGER = """
+import torch
+from known_answers import FedBatchNorm, linear, randn
+
+torch.set_num_threads(1)
+model = torch.nn.Sequential(FedBatchNorm(0), linear(3, 4, 8), torch.nn.ReLU(), linear(4, 8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+for step in range(12):
+    loss = model(randn(step, 6, 4).abs() + 200).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_batch_norm_is_not_blamed_for_the_layer_that_feeds_it(tmp_path, monkeypatch):
+    record = tuned(tmp_path, monkeypatch, LARGER)
+    assert record.outcome is Outcome.FOUND
+    assert [one.name for one in record.kept] == ["0.fc"]
+
+
+VANISHING = """
+import torch
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.whisper = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.body(x) + self.whisper(x) * 1e-6 * 1e-6
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+for _ in range(12):
+    x = torch.randn(16, 8)
+    loss = (model(x) - x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_gradient_that_vanishes_is_found_though_no_loss_shows_it(tmp_path, monkeypatch):
+    record = tuned(tmp_path, monkeypatch, VANISHING)
+    assert record.outcome is Outcome.FOUND
+    assert [one.name for one in record.kept] == ["whisper"]
+    assert "of the updates of whisper.weight are lost, for its gradient vanishes" in record.kept[0].because
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_goes_on_and_comes_to_the_same(folder):
+    options = ("--steps", 8, "--json", "-o", "plan.toml")
+    straight = json.loads(tune(*options, folder=folder).stdout)
+    (folder / "plan.toml").unlink()
+    draw, state = random.Random(3), folder / "plan.toml.state"
+    for _ in range(12):
+        more = ("--resume",) if state.exists() else ()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ampwise", "tune", *map(str, (*options, *more)), "train.py"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        try:
+            process.wait(timeout=draw.uniform(1, 15))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        else:
+            break
+    if not (folder / "plan.toml").exists():
+        assert tune(*options, *(("--resume",) if state.exists() else ()), folder=folder).returncode == 0
+    assert load_plan(folder / "plan.toml") == parse_plan(straight["plan"])
+    assert not state.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_from_outside_it_leaves_the_best_plan_so_far(number, folder):
+    state = folder / "plan.toml.state"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ampwise", "tune", "--steps", "8", "-o", "plan.toml", "train.py"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    while process.poll() is None and not (state.exists() and '"kept"' in state.read_text()):
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, err = process.communicate()
+    assert process.returncode == 128 + number
+    assert "plan.toml has the best plan so far: all of the model but 1 module can be computed in fp16" in err
+    assert "go on with --resume" in err
+    assert [rule.module for rule in load_plan(folder / "plan.toml").rules] == ["1"]
 
 
 @pytest.mark.slow
