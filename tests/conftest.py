@@ -99,6 +99,7 @@ def _torch_state():
 
     return {
         "default dtype": torch.get_default_dtype(),
+        "stance": torch._dynamo.eval_frame._stance.stance,
         "autocast cpu": torch.is_autocast_enabled("cpu"),
         "autocast cuda": torch.is_autocast_enabled("cuda"),
         "autocast cache": torch.is_autocast_cache_enabled(),
