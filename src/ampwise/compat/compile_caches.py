@@ -22,8 +22,14 @@ def set_cache_tag(tag: str) -> None:
 
 
 def own_cache_tag() -> str | None:
-    """The tag that this thread has set itself; None where it has not."""
-    own = _entry().user_override.get()
+    """The tag that this thread has set itself; None where it has not, or follows all threads again.
+
+    ``torch.compiler.config.patch`` leaves the value that it found as the thread's own.
+    """
+    entry = _entry()
+    if entry.user_override.get() == cache_tag():
+        entry.user_override.set(_config_module._UNSET_SENTINEL)
+    own = entry.user_override.get()
     return None if _is_unset(own) else str(own)
 
 

@@ -27,8 +27,8 @@ def tag_caches(tag: str) -> Undo:
 
 
 def _change_tags(change: Change) -> None:
-    set_cache_tag("+".join(change(cache_tags())))
     own = own_cache_tag()
+    set_cache_tag("+".join(change(cache_tags())))
     if own is not None:  # a tag of the user's own goes before that of all threads
         torch.compiler.config.cache_key_tag = "+".join(change(_parts(own)))
     if "torch._dynamo" in sys.modules:

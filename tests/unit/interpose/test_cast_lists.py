@@ -112,6 +112,16 @@ def test_all_threads_have_the_tag_and_any_may_take_it_back():
     assert tags[1:] == [""]
 
 
+def test_a_thread_that_had_a_tag_of_its_own_for_a_while_follows_the_others_again():
+    with torch.compiler.config.patch(cache_key_tag="mine"):
+        pass
+    thread = threading.Thread(target=use_cuda_lists("cpu"))
+    assert torch.compiler.config.cache_key_tag.startswith("ampwise-lists-cpu-")
+    thread.start()
+    thread.join()
+    assert torch.compiler.config.cache_key_tag == ""
+
+
 def test_a_kernel_that_somebody_else_registered_is_left_to_them():
     library = torch.library.Library("aten", "IMPL")
     library.impl("exp", lambda tensor: tensor.new_full((1,), 7.0), "AutocastCPU")
