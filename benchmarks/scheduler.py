@@ -335,6 +335,8 @@ def summary(outcomes: list[Outcome]) -> str:
         own = [(task, seed) for task, seed in avoidable if (task, mode, seed) in by_run]
         avoided = sum(not by_run[task, mode, seed].has_diverged for task, seed in own)
         shares = [one.low_share for one in outcomes if one.mode == mode]
+        if not shares:  # not every mode is for every task
+            continue
         new = sum(
             one.mode == mode and one.has_diverged and not by_run[one.task, "low", one.seed].has_diverged
             for one in outcomes
