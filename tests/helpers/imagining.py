@@ -1,5 +1,6 @@
 """Models that train on the imaginary GPU, within one test."""
 
+import sys
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -23,6 +24,19 @@ def imagining(capability=(8, 0), *, has_workspaces=False, is_watched=True, world
     made = imagined(gpu(capability), bus=bus, has_workspaces=has_workspaces, world_size=world_size)
     with made as imagination, watcher:
         yield imagination
+
+
+@contextmanager
+def processes(world_size):
+    """An imaginary GPU of a process group of so many ranks."""
+    hook = sys.excepthook  # torch.distributed sets one of its own
+    with imagining(world_size=world_size) as imagination:
+        torch.distributed.init_process_group("nccl")
+        try:
+            yield imagination
+        finally:
+            torch.distributed.destroy_process_group()
+            sys.excepthook = hook
 
 
 def recipe_model(width=4096):

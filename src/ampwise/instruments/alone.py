@@ -92,11 +92,6 @@ class Alone:
         """How many there are that a rule can name, in any format."""
         return len({op.function for op in self.ops if op.function is not None})
 
-    @property
-    def first_failed(self) -> SeenOp | None:
-        """The first operator that made infinities or NaN of finite numbers."""
-        return next((op for op in self.ops if op.failed), None)
-
     def counterpart(self, op: SeenOp) -> SeenOp | None:
         """The operator of the same name and number, if this went the same way."""
         return next((one for one in self.ops if (one.name, one.number) == (op.name, op.number)), None)

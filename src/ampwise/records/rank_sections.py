@@ -67,7 +67,8 @@ def _peak_bytes(record: MemoryRecord) -> float:
     return record.peak.total_bytes if record.peak else 0
 
 
-def _grouped(items: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:
+def grouped(items: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:
+    """The items of each key, in the order in which the keys come first."""
     groups: dict[object, list[T]] = {}
     for one in items:
         groups.setdefault(key(one), []).append(one)
@@ -78,7 +79,7 @@ def _syncs(records: Sequence[SyncRecord]) -> SyncRecord | None:
     if not records:
         return None
     every = (place for record in records for place in record.places)
-    places = map(_sync, _grouped(every, lambda one: (one.site, one.kind, one.call)))
+    places = map(_sync, grouped(every, lambda one: (one.site, one.kind, one.call)))
     return replace(
         records[0],
         places=tuple(sorted(places, key=lambda one: -one.count)),
@@ -101,8 +102,8 @@ def _against_fp32(records: Sequence[AgainstFp32Record]) -> AgainstFp32Record | N
         return None
     alike = [record for record in records if record.format == records[0].format]
     every = (one for record in alike for one in record.modules)
-    modules = (max(ones, key=_badness) for ones in _grouped(every, lambda one: (one.module, one.call)))
-    decided = _grouped((one for record in alike for one in record.flips), lambda one: replace(one, **_UNCOUNTED))
+    modules = (max(ones, key=_badness) for ones in grouped(every, lambda one: (one.module, one.call)))
+    decided = grouped((one for record in alike for one in record.flips), lambda one: replace(one, **_UNCOUNTED))
     flips = (
         replace(
             ones[0],
@@ -124,7 +125,7 @@ def _badness(one: ModuleError) -> float:
 def _usage(records: Sequence[UsageRecord]) -> UsageRecord | None:
     if not records:
         return None
-    groups = _grouped(
+    groups = grouped(
         (place for record in records for place in record.misuses), lambda one: (one.kind, one.site, one.what)
     )
     misuses = (max(ones, key=lambda one: one.count) for ones in groups)

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from ampwise._base.units import format_ms
 from ampwise.records.nonfinite import BadInput, FoundBy, NonFiniteRecord, Origin
 from ampwise.records.numerics import NumericsRecord, TensorStatistics
-from ampwise.records.rank_sections import sections_of
+from ampwise.records.rank_sections import grouped, sections_of
 from ampwise.records.run import RankRecord, RunEnd, RunRecord, StepRecord, timed_steps
 from ampwise.records.site import Phase
 
@@ -220,13 +220,11 @@ def _numerics(records: Sequence[tuple[int, NumericsRecord]]) -> NumericsRecord |
     if not records:
         return None
     base = records[0][1]
-    found: dict[tuple[str, str, str | None], list[tuple[int, TensorStatistics]]] = {}
-    for rank, record in records:
-        for one in record.tensors:
-            found.setdefault((one.module, one.kind.value, one.parameter), []).append((rank, one))
+    every = ((rank, one) for rank, record in records for one in record.tensors)
+    found = grouped(every, lambda ranked: (ranked[1].module, ranked[1].kind, ranked[1].parameter))
     return replace(
         base,
-        tensors=tuple(map(_tensor, found.values())),
+        tensors=tuple(map(_tensor, found)),
         alarms=tuple(sorted({step for _, record in records for step in record.alarms})),
         cost_ms=max(record.cost_ms for _, record in records),
     )

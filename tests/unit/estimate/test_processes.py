@@ -1,31 +1,18 @@
 """One process of several: what DistributedDataParallel and FSDP2 hold beside the model, counted by hand."""
 
 import sys
-from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import nn
 
 from ampwise.records.memory import MemoryCategory as Kind
-from imagining import imagining
+from imagining import imagining, processes
 
 dist = torch.distributed
 WIDTH, DEPTH = 512, 4
 LAYER = WIDTH * WIDTH * 4
 """Bytes of a layer's weights in fp32; there are no biases."""
-
-
-@contextmanager
-def processes(world_size):
-    hook = sys.excepthook
-    with imagining(world_size=world_size) as imagination:
-        dist.init_process_group("nccl")
-        try:
-            yield imagination
-        finally:
-            dist.destroy_process_group()
-            sys.excepthook = hook
 
 
 def model():

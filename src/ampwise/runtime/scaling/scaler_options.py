@@ -72,8 +72,7 @@ class ScalerOptions:
             return HeadroomLossScale(
                 scale=self.init_scale, growth_tracker=self.growth_tracker, statistics=self.statistics, **rules
             )
-        names = [one.name for one in fields(DynamicLossScale) if one.name != "scale"]
-        return DynamicLossScale(scale=self.init_scale, **{name: getattr(self, name) for name in names})
+        return DynamicLossScale(scale=self.init_scale, **_dynamic_fields(self))
 
 
 def checked_scale(new_scale: Any) -> float | Tensor:
@@ -93,18 +92,7 @@ def options_of(loss_scale: LossScale, *, enabled: bool = True) -> ScalerOptions:
         case StaticLossScale(scale=scale):
             return ScalerOptions(init_scale=scale, min_scale=scale, max_scale=scale, enabled=enabled)
         case DynamicLossScale() as state:
-            return ScalerOptions(
-                init_scale=state.scale,
-                growth_factor=state.growth_factor,
-                backoff_factor=state.backoff_factor,
-                growth_interval=state.growth_interval,
-                min_scale=state.min_scale,
-                max_scale=state.max_scale,
-                hysteresis=state.hysteresis,
-                growth_tracker=state.growth_tracker,
-                num_overflows=state.num_overflows,
-                enabled=enabled,
-            )
+            return ScalerOptions(init_scale=state.scale, enabled=enabled, **_dynamic_fields(state))
         case HeadroomLossScale() as state:
             return ScalerOptions(
                 init_scale=state.scale,
@@ -116,3 +104,8 @@ def options_of(loss_scale: LossScale, *, enabled: bool = True) -> ScalerOptions:
                 headroom=HeadroomRules.of(state),
                 statistics=state.statistics,
             )
+
+
+def _dynamic_fields(owner: ScalerOptions | DynamicLossScale) -> dict[str, Any]:
+    """What options and a dynamic loss scale name alike: all but where the scale stands."""
+    return {one.name: getattr(owner, one.name) for one in fields(DynamicLossScale) if one.name != "scale"}

@@ -1,7 +1,6 @@
 """What ranks send each other is what NCCL takes: seen on an imaginary GPU whose group refuses all else."""
 
 import re
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from ampwise import TrainStep, compress_gradients, joinable
 from ampwise.compat import collectives
 from ampwise.runtime.scaling.loss_scale import DynamicLossScale
 from ampwise.runtime.step.preemption import Preemption
-from imagining import imagining
+from imagining import processes
 
 DTYPES = {
     torch.int8,
@@ -66,18 +65,6 @@ def sent(monkeypatch):
     group = SimpleNamespace(_device_types=[torch.device("cuda")])
     monkeypatch.setattr(collectives, "_world", lambda _: group)
     return found
-
-
-@contextmanager
-def processes(world_size):
-    hook = sys.excepthook
-    with imagining(world_size=world_size) as imagination:
-        dist.init_process_group("nccl")
-        try:
-            yield imagination
-        finally:
-            dist.destroy_process_group()
-            sys.excepthook = hook
 
 
 def net():
