@@ -384,6 +384,27 @@ def _load(step, model, changed):
             model.module[0].weight += 1.0
 
 
+def cut_optimizer():
+    """Each rank has the state of its own parameters, and None for the others' once it was loaded."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    found, saved = [], None
+    for _ in range(2):
+        model = ddp()
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+        step = TrainStep(optimizer, modules=[model], precision="fp32", loss_scale=DynamicLossScale())
+        if saved:
+            step.load_state_dict(saved)
+        for index in range(3):
+            loss = loss_of(model, index, {})
+            found.append(_refused(lambda step=step, loss=loss: step(loss)))
+        optimizer.consolidate_state_dict(to=0)
+        box = [step.state_dict() if rank() == 0 else None]
+        dist.broadcast_object_list(box)
+        saved = box[0]
+    return [found, digest(model)]
+
+
 def named_losses():
     """An infinity in one rank's loss backs off that loss's scale on every rank, and no other's."""
     model = sharded()
@@ -732,6 +753,7 @@ TWO = (
     "unequal_scales",
     "loaded_scales",
     "loaded_by_one",
+    "cut_optimizer",
     "named_losses",
     "headroom",
     "chosen",

@@ -1,7 +1,7 @@
 """Notices ranks that did not begin alike, such as one that alone loaded a checkpoint."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from ampwise.compat import distributed as torchs
 from ampwise.compat.optim import parameters_of
 from ampwise.compat.rank_words import RankWords
 from ampwise.interpose.internal import internal
+from ampwise.runtime.hardware import host
 
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORDS: Final = {
@@ -29,7 +30,7 @@ class Likeness:
     """Compares in the first step what DistributedDataParallel takes for equal on all ranks, and tells in the second.
 
     Law: no rank ever waits for another: each leaves word, and reads those left before. All that take part raise in the
-    same step. It costs one pass over the parameters, which a device is waited for, and a word in each of two steps.
+    same step. It costs one pass over the parameters and a word in each of two steps; both wait for the device.
 
     Args:
         words: where the ranks of the group leave each other word.
@@ -57,12 +58,16 @@ class Likeness:
     def _compare(self, words: RankWords) -> None:
         mine = {"rank": words.rank, **self._state()}
         first = json.loads(words.first("begun", json.dumps(mine)) or "{}")
-        other = [key for key in _WORDS if first.get(key, mine[key]) != mine[key]]
+        other = [key for key in _WORDS if None not in (first.get(key), mine[key]) and first[key] != mine[key]]
         if other:
             words.first("differs", _difference(first, mine, other))
 
     def _tell(self, words: RankWords) -> None:
-        found = words.get("differs")  # the gradients' sum lies between: every rank has compared
+        # every rank compared before it took part in the sum of this step's gradients, which a host may be ahead of
+        with internal():
+            for device in {param.device for param in self._params}:
+                host.wait_for(device)
+        found = words.get("differs")
         if found is not None:
             raise CannotRunError(
                 f"the ranks did not begin alike: {found}. Load the same checkpoint on every rank, before the first step"
@@ -70,13 +75,11 @@ class Likeness:
 
     def _state(self) -> dict[str, Any]:
         with internal(), torch.no_grad():
-            states = [state for one in self._optimizers for state in one.state.values()]
-            steps = [float(state["step"]) for state in states if "step" in state]
-            rates = [float(group["lr"]) for one in self._optimizers for group in one.param_groups if "lr" in group]
+            groups = [group for one in self._optimizers for group in one.param_groups]
             return {
                 "scale": self._scale(),
-                "steps": max(steps, default=0.0),
-                "rates": rates,
+                "steps": _num_steps(self._optimizers),
+                "rates": [_number(group.get("lr")) for group in groups],
                 "parameters": sum(map(_checksum, self._params)),
             }
 
@@ -99,6 +102,28 @@ def _nothing() -> None:
     pass
 
 
+def _num_steps(optimizers: Sequence[Optimizer]) -> float | None:
+    """The most of any parameter; None where each rank has the state of its own parameters, with gaps for others'."""
+    states = list(_states(optimizers))
+    if any(state is None for state in states):
+        return None
+    counts = [_number(state.get("step")) for state in states if isinstance(state, Mapping)]
+    return max((one for one in counts if one is not None), default=0.0)
+
+
+def _states(optimizers: Sequence[Optimizer]) -> Iterator[Any]:
+    """What they keep of each parameter; some keep other things there too."""
+    for one in optimizers:
+        held: list[tuple[Any, Any]] = list(one.state.items())
+        yield from (state for key, state in held if isinstance(key, Tensor))
+
+
+def _number(value: Any) -> float | None:
+    """As a float; None where it is none, such as the rate of an optimizer that finds its own."""
+    is_one = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
+    return float(value) if is_one else None
+
+
 def _checksum(param: Tensor) -> int:
     """The sum of all numbers' bits: the same in any order, so that every device comes to it."""
     local = torchs.local_of(param).detach().contiguous()
@@ -114,4 +139,6 @@ def _difference(first: dict[str, Any], mine: dict[str, Any], keys: Sequence[str]
 
 
 def _told(value: Any) -> str:
-    return " and ".join(map(_told, value)) if isinstance(value, list) else f"{value:.12g}"
+    if isinstance(value, list):
+        return " and ".join(map(_told, value))
+    return f"{value:.12g}" if isinstance(value, float) else str(value)

@@ -166,6 +166,11 @@ def test_under_ddp_a_rank_that_loaded_alone_is_noticed_in_the_second_step_by_all
     assert alike == [None, None, None]
 
 
+def test_an_optimizer_cut_over_ranks_is_resumed(two):
+    assert two["cut_optimizer"][0] == two["cut_optimizer"][1]
+    assert two["cut_optimizer"][0][0] == [None] * 6
+
+
 def test_a_named_losss_scale_is_every_ranks(two):
     first, second = two["named_losses"]
     assert first == second
