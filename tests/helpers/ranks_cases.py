@@ -655,6 +655,7 @@ def failing_shards():
         refused = [_refused(lambda: save_sharded_checkpoint(folder, step=step))]
     finally:
         FileSystemWriter.write_data = write
+    refused += _failing_later(folder, step)
     dist.barrier()
     left = sorted(one.name for one in folder.parent.glob(f"*{folder.name}*"))
     kept = load_sharded_checkpoint(folder, step=step)
@@ -667,6 +668,35 @@ def failing_shards():
     dist.barrier()
     refused.append(_refused(lambda: load_sharded_checkpoint(folder, step=step)))
     return {"refused": refused, "left": left, "kept": kept}
+
+
+def _failing_later(folder, step):
+    """What is written cannot be read again, on one rank; the first rank fails in its own part; ranks see two disks."""
+    from ampwise import save_sharded_checkpoint
+    from ampwise.runtime.saving import shard_files, sharded_checkpoint
+
+    def failing(error, *, on):
+        def call(*_):
+            if rank() == on:
+                raise error
+            return {}
+
+        return call
+
+    faults = [
+        (shard_files, "_digests_of_own", failing(OSError(5, "Input/output error"), on=1)),
+        (sharded_checkpoint, "write_document", failing(RuntimeError("out of luck"), on=0)),
+        (shard_files, "_digests_of_own", lambda _: {f"__{rank()}_7.distcp": ""}),
+    ]
+    refused = []
+    for module, name, stand_in in faults:
+        own = getattr(module, name)
+        setattr(module, name, stand_in)
+        try:
+            refused.append(_refused(lambda: save_sharded_checkpoint(folder, step=step)))
+        finally:
+            setattr(module, name, own)
+    return refused
 
 
 def refused_checkpoints():

@@ -145,6 +145,11 @@ def read_document(path: Path, *, also: Sequence[str] = ()) -> dict[str, Any]:
         document = torch.load(str(path), map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise RecordError(f"there is no checkpoint {path}") from error
+    except IsADirectoryError as error:
+        raise RecordError(
+            f"{path} is a folder: what save_sharded_checkpoint() wrote, load_sharded_checkpoint() loads. Nothing was "
+            "loaded"
+        ) from error
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise RecordError(

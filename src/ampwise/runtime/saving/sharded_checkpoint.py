@@ -17,7 +17,7 @@ from ampwise.compat.distributed_checkpoint import FailedError, StrangerError, re
 from ampwise.runtime.casts.plan_places import without_wrappers
 from ampwise.runtime.saving.checkpoint import Path_, read_document, write_document
 from ampwise.runtime.saving.random_state import restore_random_state, take_random_state
-from ampwise.runtime.saving.shard_files import damaged, digests_of_own, fault_of_index, first_of_all
+from ampwise.runtime.saving.shard_files import check_seen, damaged, digests_of_all, fault_of_index, first_of_all
 from ampwise.runtime.step.step import TrainStep
 
 _HEADER: Final = "ampwise"
@@ -34,14 +34,14 @@ def save_sharded_checkpoint(
     only when it is complete: until then a checkpoint of that name stays, and after a crash in between it is found.
 
     Args:
-        folder: the same on all ranks, on a file system that all of them see.
+        folder: the same on all ranks, on a file system that all of them see; a checkpoint that is there is replaced.
         step: its optimizers, schedulers and loss scale are saved.
         model: None takes the one of the step's ``modules``.
         extra: what else the loop needs, as plain data; the first rank's is kept.
 
     Raises:
-        UsageError: inside a window of accumulation; something is no plain data; the model is FSDP's first form; or the
-            folder cannot be written.
+        UsageError: inside a window of accumulation; something is no plain data; the model is FSDP's first form; the
+            folder holds something else; or it cannot be written. On every rank.
     """
     target = Path(folder)
     root = _model_of(step, model)
@@ -50,7 +50,7 @@ def save_sharded_checkpoint(
     groups = [_plain_groups(one, names) for one in step.optimizers]
     partial = target.with_name(f".{target.name}.part")
     tensors = dict(_tensors(root, step.optimizers, names))
-    _as_first(lambda: _emptied(partial))
+    _as_first(lambda: _begin(partial, target))
     digests = _written(tensors, partial)
     content = {
         "step": {**state, "optimizers": groups},
@@ -105,7 +105,7 @@ def _looked_at(target: Path) -> tuple[Path, dict[str, Any], Held, str | None]:
         document = read_document(place / _HEADER, also=("files",))
         fault = fault_of_index(place, document["files"])
         return place, document, {} if fault else _held(place), fault
-    except RecordError as error:
+    except (RecordError, OSError) as error:
         return target, {}, {}, str(error).removesuffix(". Nothing was loaded").removesuffix("; nothing was loaded")
 
 
@@ -118,13 +118,14 @@ def _written(tensors: dict[str, Any], partial: Path) -> dict[str, str]:
     try:
         write(tensors, partial)
     except FailedError as error:
-        fault = str(error)
+        digests, faults = {}, [str(error)]
     else:
-        every = gathered(digests_of_own(partial))
-        return {name: digest for one in every for name, digest in one.items()}
-    if rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-    raise UsageError(f"cannot write the checkpoint: {fault}; what was there is as it was")
+        digests, faults = digests_of_all(partial)
+    if faults:
+        if rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise UsageError(f"cannot write the checkpoint: {'; '.join(faults[:5])}; what was there is as it was")
+    return digests
 
 
 def _model_of(step: TrainStep, model: Module | None) -> Module:
@@ -260,16 +261,22 @@ def _as_first(do: Callable[[], None]) -> None:
     if rank() == 0:
         try:
             do()
-        except (OSError, UsageError) as error:
-            fault = [str(error)]
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others must not wait for it
+            fault = [str(error) if isinstance(error, (OSError, UsageError)) else f"{type(error).__name__}: {error}"]
     told = broadcast(fault[0]) if is_running() else fault[0]
     if told is not None:
         raise UsageError(f"cannot write the checkpoint: {told}")
 
 
-def _emptied(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+def _begin(partial: Path, target: Path) -> None:
+    is_taken = target.exists() and not (target / _HEADER).exists()
+    if is_taken and not (target.is_dir() and not any(target.iterdir())):
+        raise UsageError(
+            f"{target} is there and no sharded checkpoint; one is a folder of its own, which each save replaces: give "
+            "another name, such as one below it"
+        )
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
 
 
 def _old(target: Path) -> Path:
@@ -278,12 +285,19 @@ def _old(target: Path) -> Path:
 
 def _finish(partial: Path, target: Path, content: Mapping[str, Any]) -> None:
     """Give the complete folder its name; at every instant one of that name, or the old one, is complete."""
-    write_document(partial / _HEADER, content)
     old = _old(target)
-    if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-    partial.rename(target)
+    try:
+        check_seen(partial, content["files"])
+        write_document(partial / _HEADER, content)
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            target.rename(old)
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        if old.exists() and not target.exists():
+            old.rename(target)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -291,4 +305,6 @@ def _complete_one(target: Path) -> Path:
     for place in (target, _old(target)):
         if (place / _HEADER).exists():
             return place
+    if target.is_file():
+        raise RecordError(f"{target} is one file: what save_checkpoint() wrote, load_checkpoint() loads")
     raise RecordError(f"there is no sharded checkpoint {target}")

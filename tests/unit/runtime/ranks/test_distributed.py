@@ -15,6 +15,7 @@ from ampwise import (
     compress_gradients,
     fsdp_policy,
     joinable,
+    load_checkpoint,
     load_sharded_checkpoint,
     save_sharded_checkpoint,
 )
@@ -271,10 +272,12 @@ def test_what_a_checkpoint_cannot_hold_is_refused(two):
 def test_what_one_rank_cannot_write_or_read_all_refuse_and_what_was_there_stays(two):
     first, second = two["failing_shards"]
     assert first == second
-    full, damaged = first["refused"]
-    assert (
-        "cannot write the checkpoint: rank 1: [Errno 28] No space left on device; what was there is as it was" in full
-    )
+    full, unreadable, unlucky, apart, damaged = first["refused"]
+    begin = "cannot write the checkpoint: "
+    assert full == begin + "rank 1: [Errno 28] No space left on device; what was there is as it was"
+    assert unreadable == begin + "rank 1: [Errno 5] Input/output error; what was there is as it was"
+    assert unlucky == begin + "RuntimeError: out of luck"
+    assert apart.startswith(begin + "rank 0 does not see __0_7.distcp, which another rank wrote: give all ranks the s")
     assert "__1_0.distcp is damaged: its checksum is not that of its content. Nothing was loaded" in damaged
     assert first["left"] == ["shards-failing"]
     assert first["kept"] == {"kept": 1}
@@ -324,6 +327,24 @@ def test_one_process_saves_and_loads_too(tmp_path):
         load_sharded_checkpoint(place, step=_alone(width=5))
     with pytest.raises(RecordError, match="there is no sharded checkpoint"):
         load_sharded_checkpoint(tmp_path / "none", step=step)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.distributed is disabled.*")
+def test_a_folder_of_something_else_is_neither_replaced_nor_loaded(tmp_path):
+    place, step = _saved(tmp_path), _alone()
+    for taken in (tmp_path, place / "ampwise"):
+        with pytest.raises(UsageError, match="is there and no sharded checkpoint; one is a folder of its own, which"):
+            save_sharded_checkpoint(taken, step=step)
+    assert load_sharded_checkpoint(place, step=step) == {"epoch": 3}
+    with pytest.raises(RecordError, match=r"is one file: what save_checkpoint\(\) wrote, load_checkpoint\(\) loads"):
+        load_sharded_checkpoint(place / "ampwise", step=step)
+    with pytest.raises(RecordError, match=r"is a folder: what save_sharded_checkpoint\(\) wrote, load_sharded_check"):
+        load_checkpoint(place, step=step)
+    (tmp_path / "empty").mkdir()
+    save_sharded_checkpoint(tmp_path / "empty", step=step, extra={"epoch": 4})
+    save_sharded_checkpoint(place, step=step, extra={"epoch": 5})
+    assert [load_sharded_checkpoint(one, step=step)["epoch"] for one in (tmp_path / "empty", place)] == [4, 5]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["empty", "one"]
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.distributed is disabled.*")
