@@ -1,8 +1,10 @@
 """What the sampled sizes of numbers cost a training at their default settings, on the models of the shipped examples.
 
 Each example's own code makes its model, optimizer and batches, at its default sizes; the step is in bf16, as
-`ampwise run` would train it. Both sides in one process, by turns, over whole blocks of steps: the first step of a block
-is sampled, as one in 50 is in a long run. Ratios are bare / watched; off, nothing is attached, which is the bare side.
+`ampwise run` would train it. A long run is one sampled step, then 49 between samples, again and again. So steps of
+three kinds are timed by turns in one process: bare, sampled, and the one after a sampled one; each round weighs its
+own as a long run does. That the share of time which measuring may take thins the samples where they are dear is left
+out. Ratios are bare / watched; off, nothing is attached, which is the bare side.
 """
 
 import contextlib
@@ -10,14 +12,19 @@ import io
 import itertools
 import runpy
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
-from _common import ROOT, Row, publish, race_arguments, ratio_row
-from instruments import numerics, race
+from _common import ROOT, Row, publish, race_arguments, row_of
+from instruments import numerics
 
 _EXAMPLES = ROOT / "examples"
+_EVERY = 50
+_SECONDS = 25.0
+"""Each example is measured for so long, or for three rounds if they take longer."""
+_WARM_UP = 2
+"""Rounds that do not count."""
 Made = tuple[Any, Any, Callable[[], Any]]
 """A model, its optimizer, and what computes the loss of the next batch."""
 
@@ -91,23 +98,46 @@ def _for_ever(batches: Any) -> Iterator[Any]:
     return itertools.chain.from_iterable(itertools.repeat(batches))
 
 
-CASES: dict[str, tuple[Callable[[], Made], int, int]] = {
-    "digits_cnn": (digits_cnn, 100, 8),
-    "bert_classify": (bert_classify, 50, 5),
-    "amp_recipe 3x2048, batch 128": (amp_recipe, 50, 5),
-    "char_gpt": (char_gpt, 50, 3),
+CASES: dict[str, Callable[[], Made]] = {
+    "digits_cnn": digits_cnn,
+    "bert_classify": bert_classify,
+    "amp_recipe 3x2048, batch 128": amp_recipe,
+    "char_gpt": char_gpt,
 }
-"""How each is made, its steps in a block, and how many blocks; the first round warms up."""
+
+
+def timed(step: Callable[[], None], clock: Callable[[], float]) -> float:
+    """The milliseconds of one step."""
+    start = clock()
+    step()
+    return (clock() - start) * 1e3
+
+
+def watched_step(step: Callable[[], None], clock: Callable[[], float]) -> float:
+    """The mean milliseconds of a step in a run of which one in ``_EVERY`` is sampled."""
+    with numerics(every=_EVERY)():
+        sampled, between = timed(step, clock), timed(step, clock)
+    return (sampled + (_EVERY - 1) * between) / _EVERY
+
+
+def measured(case: str, step: Callable[[], None], *, seconds: float, clock: Callable[[], float]) -> Row:
+    """An example's row: rounds until ``seconds`` are over."""
+    pairs: list[tuple[float, float]] = []
+    end = time.monotonic() + seconds
+    while len(pairs) < _WARM_UP + 3 or time.monotonic() < end:
+        if len(pairs) % 2:
+            bare, mean = timed(step, clock), watched_step(step, clock)
+        else:
+            mean, bare = watched_step(step, clock), timed(step, clock)
+        pairs.append((mean, bare))
+    ours, base = map(list, zip(*pairs[_WARM_UP:], strict=True))
+    return row_of(case, ours, base, side=f"numerics 1 in {_EVERY}", baseline="bare", goal=">= 0.98")
 
 
 def main() -> None:
     arguments, clock = race_arguments(__doc__)
-    sides = {"bare": nullcontext, "numerics, default": numerics(every=50, max_share=0.02)}
-    rows: list[Row] = []
-    for case, (make, block, rounds) in CASES.items():
-        size = 10 if arguments.quick else block
-        results = race(sides, step_of(make()), rounds=1 if arguments.quick else rounds, block=size, clock=clock)
-        rows.append(ratio_row(case, results, "numerics, default", "bare", goal=">= 0.98"))
+    seconds = 2.0 if arguments.quick else _SECONDS
+    rows = [measured(case, step_of(make()), seconds=seconds, clock=clock) for case, make in CASES.items()]
     publish("instruments_examples", rows, note="Ratio: how many times as fast as the bare loop.")
 
 
