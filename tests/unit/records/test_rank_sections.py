@@ -5,7 +5,9 @@ import math
 from ampwise.records.against_fp32 import AgainstFp32Record, Flip, ModuleError
 from ampwise.records.casts import CastOrigin, CastPlace, CastRecord
 from ampwise.records.kernels import KernelRecord
+from ampwise.records.layout import LayoutRecord, ModuleEntry
 from ampwise.records.memory import MemoryPoint, MemoryRecord
+from ampwise.records.process import ProcessRecord, StepParts
 from ampwise.records.rank_sections import sections_of
 from ampwise.records.ranks import merged
 from ampwise.records.run import RunEnd, RunRecord
@@ -31,18 +33,50 @@ def test_where_nothing_was_watched_there_is_nothing():
     assert (set(sections.values()), notes) == ({None}, [])
 
 
-def waits(line, count, stall_ms=None):
+def waits(line, count, stall_ms=None, num_steps=None):
     site = Site(phase=Phase.OTHER, file="train.py", line=line)
-    return SyncPlace(site=site, kind=SyncKind.SCALAR, call=".item()", count=count, num_steps=count, stall_ms=stall_ms)
+    options = {"num_steps": num_steps or count, "stall_ms": stall_ms}
+    return SyncPlace(site=site, kind=SyncKind.SCALAR, call=".item()", count=count, **options)
 
 
-def test_waits_of_all_ranks_are_listed_each_as_often_as_on_the_rank_with_the_most():
-    def record(*places):
-        return SyncRecord(steps=(3, 4), places=places, is_real=True, cost_ms=len(places))
+def test_waits_of_all_ranks_are_listed_each_as_the_rank_with_the_most_had_it():
+    def record(*places, steps=(3, 4)):
+        return SyncRecord(steps=steps, places=places, is_real=True, cost_ms=len(places))
 
-    both, notes = of(record(waits(7, 2, 1.0)), record(waits(7, 3), waits(9, 5, 2.0)), field="syncs")
+    both, notes = of(record(waits(7, 2, 9.0)), record(waits(7, 3, 1.0), waits(9, 5, 2.0)), field="syncs")
     assert both.places == (waits(9, 5, 2.0), waits(7, 3, 1.0))
     assert (both.steps, both.cost_ms, notes) == ((3, 4), 2, [])
+    once, often = waits(7, 6, 1.0, num_steps=1), waits(7, 2, 3.0, num_steps=2)
+    assert of(record(once), record(often), field="syncs")[0].places == (once,)
+    assert of(record(waits(7, 2, 1.0)), record(waits(7, 2, 8.0)), field="syncs")[0].places == (waits(7, 2, 8.0),)
+    assert of(record(), record(steps=(3, 4, 5)), field="syncs")[0].steps == (3, 4, 5)
+
+
+def test_the_accounts_are_of_the_rank_that_waits_longest_for_its_data():
+    def record(data_ms, faults=0):
+        parts = StepParts(data_ms=data_ms, forward_ms=1.0, backward_ms=5.0, optimizer_ms=1.0, other_ms=0.0)
+        return ProcessRecord(
+            num_steps=3,
+            wall_ms=1.0,
+            user_ms=1.0,
+            system_ms=0.0,
+            minor_faults=faults,
+            major_faults=0,
+            parts=None if data_ms is None else parts,
+        )
+
+    note = "the process's accounts and the parts of a step are those of rank 1"
+    assert of(record(0.0), record(40.0), record(3.0), field="process") == (record(40.0), [note])
+    assert of(record(0.1), record(0.9), field="process") == (record(0.1), [])  # nobody waits for that
+    assert of(record(None, 1), record(None, 2), field="process") == (record(None, 1), [])
+
+
+def test_modules_of_all_ranks_are_listed_once():
+    def record(*paths):
+        modules = (ModuleEntry(root="net", path=path, name=path, kind="Linear") for path in paths)
+        return LayoutRecord(modules=tuple(modules))
+
+    assert of(record("", "0", "1"), record("", "0", "2"), field="layout") == (record("", "0", "1", "2"), [])
 
 
 def test_kernels_are_those_of_the_rank_that_computed_longest():
