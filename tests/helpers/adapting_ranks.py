@@ -42,4 +42,26 @@ def sharded():
     return _trained(model, model, INF, [NonFinite(), GradNormSpike()])
 
 
-CASES = ("one_rank_loses_numbers", "sharded")
+def one_rank_spikes():
+    """A loss that one rank alone sees moves all groups, and down again in portions, after a checkpoint too."""
+    model = Blocks()
+    ddp = DistributedDataParallel(model)
+    state, moves = None, []
+    for steps in (range(30), range(30, 60)):
+        options = {"triggers": [LossSpike(in_a_row=2)], "quiet": 6, "cool_down": 2}
+        with PrecisionScheduler(ddp, "bf16", **options) as scheduler:
+            if state is not None:
+                scheduler.load_state_dict(state)
+            for index in steps:
+                loss = ddp(torch.ones(2, 4)).square().mean() * 0.0 + 1.0 + 0.01 * (index % 3)
+                if dist.get_rank() == 1 and index in {14, 15}:
+                    loss = loss + 9.0
+                loss.backward()
+                scheduler.step(loss)
+                model.zero_grad()
+            state = scheduler.state_dict()
+            moves += [(one.step, one.group) for one in scheduler.switches]
+    return {"moves": moves}
+
+
+CASES = ("one_rank_loses_numbers", "sharded", "one_rank_spikes")

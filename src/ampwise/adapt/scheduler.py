@@ -1,11 +1,12 @@
 """``PrecisionScheduler``: groups of modules move to a safer format while a training needs it, and back."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import reduce
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Never, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from ampwise.adapt.cells import Cells
 from ampwise.adapt.encoding import decode, encode
 from ampwise.adapt.groups import Groups
 from ampwise.adapt.moves import Moves
+from ampwise.adapt.options import is_number
 from ampwise.adapt.schedule import Schedule
 from ampwise.adapt.setup import prepared
 from ampwise.adapt.state import Combinations, GroupState, SchedulerState
@@ -116,7 +118,7 @@ class PrecisionScheduler:
         )
         self.plan = setup.plan
         self.switches: tuple[SwitchRecord, ...] = ()
-        self._setup, self._num_steps = setup, 0
+        self._setup, self._device, self._num_steps = setup, setup.device, 0
         self._scale_before: Tensor | None = None
         num_groups = len(setup.groups)
         groups_at_start = (GroupState(),) * num_groups
@@ -131,8 +133,8 @@ class PrecisionScheduler:
         with ExitStack() as stack:
             self._cells = Cells(setup.model, setup.plan, setup.groups, safer=setup.safer, has_rest=setup.has_rest)
             stack.callback(self._cells.close)
-            rows = setup.every or (1 if host.reads_freely(setup.device) else EVERY)
-            self._telemetry = StepRows(setup.measured(self._cells), device=setup.device, every=rows)
+            rows = setup.every or (1 if host.reads_freely(self._device) else EVERY)
+            self._telemetry = StepRows(setup.measured(self._cells), device=self._device, every=rows)
             stack.callback(self._telemetry.close)
             self._undo: ExitStack | None = stack.pop_all()
         BUS.publish(PrecisionTaken(what=f"ampwise.PrecisionScheduler ({setup.lowest})"))
@@ -177,6 +179,11 @@ class PrecisionScheduler:
         """
         if self._undo is None:
             raise UsageError("this PrecisionScheduler is closed; make another one")
+        if self._setup.device != self._device:
+            raise CannotRunError(
+                f"the model was moved to {self._setup.device} after its PrecisionScheduler was made, which measures on "
+                f"{self._device}; make the scheduler after model.to(...)"
+            )
         self._telemetry.note_loss(_checked_loss(loss))
         found, scale = self._outcome(result)
         if isinstance(result, StepResult) and not result.is_update:
@@ -231,6 +238,13 @@ class PrecisionScheduler:
         undo, self._undo = self._undo, None
         if undo is not None:
             undo.close()
+
+    def __reduce__(self) -> Never:
+        """Refuse to be copied or pickled: the copy's ``close()`` would take the plan off the model of this one."""
+        raise CannotRunError(
+            "a PrecisionScheduler cannot be copied or pickled; save state_dict(), and give it to the load_state_dict() "
+            "of one that is made for the other model"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -291,7 +305,11 @@ class PrecisionScheduler:
 def _checked_loss(loss: Any) -> Tensor | float:
     if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
         return loss
-    if isinstance(loss, (int, float)) and not isinstance(loss, bool):
-        return float(loss)
-    shown = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-    raise UsageError(f"scheduler.step(loss) was given {shown}; give the loss, a scalar (the sum of several)")
+    if is_number(loss):
+        try:
+            return float(loss)
+        except OverflowError:  # a whole number beyond every float
+            return math.inf if loss > 0 else -math.inf
+    given = f"a {type(loss).__name__}" if loss is not None else "None"
+    given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else given
+    raise UsageError(f"scheduler.step(loss) was given {given}; give the loss, a scalar (the sum of several)")

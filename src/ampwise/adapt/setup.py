@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class Setup:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        tensors = (*self.model.parameters(), *self.model.buffers())
+        tensors = chain(self.model.parameters(), self.model.buffers())  # asked in every step: no more than the first
         return next((one.device for one in tensors), torch.device(device_type_of_model(self.model)))
 
     @property
@@ -192,7 +193,8 @@ def _check_free(model: nn.Module) -> None:
         raise CannotRunError(
             f"a plan is in effect on this model already (at {quoted(path or 'the model itself')}), and "
             "PrecisionScheduler puts its own on it; take the other back first: the undo that apply_plan returned, "
-            "step.undo_plan() of a TrainStep(plan=...), or the other scheduler's close()"
+            "step.undo_plan() of a TrainStep(plan=...), or the other scheduler's close(). A copy of such a model keeps "
+            "the plan for good: copy it before"
         )
 
 

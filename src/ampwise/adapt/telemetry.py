@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ from ampwise.runtime.casts.cast_forward import CastForward
 from ampwise.runtime.casts.gauge import Gauge
 
 _LARGEST = torch.finfo(torch.float32).max
+UNSAMPLED_SHARE: Final = 1e-6
+"""What is said of results beyond a format of which the sample has none: some, and few."""
 _HEAD = 3
 """A row begins with the loss, whether the step was skipped, and the loss scale."""
 
@@ -102,10 +104,10 @@ class StepRows:
             for group, parameters in enumerate(self._measured.parameters):
                 end = place + len(parameters)
                 norms = self._norms.get(group)
-                _ = row[place:end].zero_() if norms is None else row[place:end].copy_(norms, non_blocking=True)
+                _ = row[place:end].zero_() if norms is None else _copy(norms, row[place:end])
                 place = end
             for gauge in self._gauges:
-                row[place : place + 2].copy_(_peak_and_share(gauge.numbers), non_blocking=True)
+                _copy(_peak_and_share(gauge.numbers), row[place : place + 2])
                 gauge.empty()
                 place += 2
         self._losses, self._norms = [], {}
@@ -167,7 +169,7 @@ class StepRows:
             return norms
         before = self._norms.get(group)
         before = torch.zeros(size, device=norms.device) if before is None else before
-        places = torch.tensor(sorted(gradients)).to(norms.device, non_blocking=True)
+        places = torch.tensor(sorted(gradients)).to(norms.device, non_blocking=not norms.is_cpu)
         return before.index_copy(0, places, norms)
 
     @staticmethod
@@ -178,7 +180,9 @@ class StepRows:
         row[place].fill_(math.copysign(math.inf, mean) if abs(mean) > _LARGEST else mean)
         for one in values:
             if isinstance(one, Tensor):
-                row[place].add_(one.detach().reshape(()).to(row.device, torch.float32, non_blocking=True) / len(values))
+                waits = row.is_cpu  # a copy to the host that nobody waits for is read before it is there
+                number = one.detach().reshape(()).to(row.device, torch.float32, non_blocking=not waits)
+                row[place].add_(number / len(values))
 
     def _reading(self, row: Sequence[float], raised: tuple[bool, ...]) -> Reading:
         loss, skipped, scale = row[:_HEAD]
@@ -188,15 +192,15 @@ class StepRows:
             place += len(names)
             norms.append(math.hypot(*own) / (scale or 1.0))
             suspects.append(next((name for name, one in zip(names, own, strict=True) if not math.isfinite(one)), ""))
-        gauged = row[place:]
+        peaks, shares = row[place::2], row[place + 1 :: 2]
         return Reading(
             loss=loss,
             is_skipped=skipped != 0.0,
             is_scaled=scale != 1.0,
             norms=tuple(norms),
             suspects=tuple(suspects),
-            peaks=tuple(gauged[::2]),
-            shares=tuple(gauged[1::2]),
+            peaks=tuple(peaks),
+            shares=tuple(map(_share, shares, peaks, self._measured.limits)),
             raised=raised,
         )
 
@@ -218,6 +222,15 @@ def parameters_of_each(
 
 def _peak_and_share(numbers: Tensor) -> Tensor:
     return torch.stack([numbers[0], numbers[1] / numbers[2].clamp(min=1.0)])
+
+
+def _share(share: float, peak: float, limit: float) -> float:
+    """The share of a sample; above 0, too, where only results outside of it are beyond the limit."""
+    return share if share or peak < limit else UNSAMPLED_SHARE
+
+
+def _copy(source: Tensor, target: Tensor) -> Tensor:
+    return target.copy_(source, non_blocking=not target.is_cpu)
 
 
 def _dense(gradient: Tensor) -> Tensor:

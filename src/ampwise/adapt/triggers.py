@@ -293,7 +293,7 @@ class OverflowShare:
             return CALM
         levels = tuple(one / self.above if self.above else float(one > 0.0) for one in reading.shares)
         causes = tuple(
-            f"{share:.2%} of its results beyond the format, the largest {peak:.3g}"
+            f"{_percent(share)} of its results beyond the format, the largest {peak:.3g}"
             for share, peak in zip(reading.shares, reading.peaks, strict=True)
         )
         return Verdict(levels=levels, causes=causes, is_urgent=True)
@@ -311,6 +311,10 @@ def _history_faults(trigger: Any, ranges: Mapping[str, Range], *, least: int = 1
     if not faults and trigger.min_history > trigger.window:
         faults.append(f"min_history is {trigger.min_history}; it must be {least} to window ({trigger.window})")
     return [*faults, *settled(trigger, ranges)]
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2%}" if share >= 1e-4 or not share else "less than 0.01%"
 
 
 def _curvature(losses: tuple[float, ...], loss: float | None) -> float | None:

@@ -5,7 +5,17 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from adapting import Blocks
-from ampwise import GradNormSpike, NonFinite, OverflowShare, PrecisionScheduler, Schedule
+from ampwise import (
+    GradNormSpike,
+    NonFinite,
+    OverflowShare,
+    PrecisionScheduler,
+    Schedule,
+    TrainStep,
+    emulated,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +74,41 @@ def test_compiled_blocks_are_two_graphs_each_whatever_moves():
     plain, _ = train(other := Blocks(), other, schedules("blocks.0", "blocks.1"), 26)
     assert counter.frame_count <= 4
     assert [one[0][0] for one in seen] == [one[0][0] for one in plain]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_a_compiled_run_that_went_on_from_a_checkpoint_is_the_one_that_never_stopped(tmp_path, is_in_place):
+    def run(steps, *, loads):
+        torch._dynamo.reset()
+        model = called = Blocks()
+        with PrecisionScheduler(model, "fp16", triggers=["nonfinite"], quiet=3, cool_down=0) as scheduler:
+            if is_in_place:
+                model.compile(backend="aot_eager")
+            else:
+                called = torch.compile(model, backend="aot_eager")
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            step = TrainStep(optimizer, modules=[model], precision="fp32", loss_scale=scheduler.loss_scale)
+            torch.manual_seed(1)
+            if loads:
+                found = load_checkpoint(tmp_path / "it.pt", step=step, model=model)
+                scheduler.load_state_dict(found["scheduler"])
+            losses = []
+            with emulated("fp16"):
+                for index in steps:
+                    x = torch.randn(8, 4) * (3e5 if index in (3, 8) else 1.0)
+                    with step.autocast():
+                        loss = torch.nn.functional.smooth_l1_loss(called(x), x.sum(1, keepdim=True))
+                    scheduler.step(loss, step(loss))
+                    losses.append(repr(loss.item()))
+            extra = {"scheduler": scheduler.state_dict()}
+            save_checkpoint(tmp_path / "it.pt", step=step, model=model, extra=extra)
+            moves = [(one.step, one.group, one.after) for one in scheduler.switches]
+        return losses, moves, [one.tolist() for one in model.parameters()]
+
+    whole = run(range(12), loads=False)
+    assert len(whole[1]) == 3
+    first, second = run(range(6), loads=False), run(range(6, 12), loads=True)
+    assert first[0] + second[0] == whole[0]
+    assert first[1] + second[1] == whole[1]
+    assert second[2] == whole[2]

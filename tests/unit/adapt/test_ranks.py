@@ -24,7 +24,12 @@ def ranks(tmp_path_factory):
 def test_what_one_rank_lost_moves_all_of_them(ranks, name):
     first, second = ranks[name]
     assert first == second
-    assert first["moves"][0] == [2, "inp"]
+    assert first["moves"][0] == ([16, "inp"] if name == "one_rank_spikes" else [2, "inp"])
+
+
+def test_ranks_bring_groups_down_together_and_go_on_so_from_a_checkpoint(ranks):
+    first, _ = ranks["one_rank_spikes"]
+    assert sorted({step for step, _ in first["moves"]}) == [16, 22, 33, 44, 55]
 
 
 def test_a_loss_is_the_mean_of_all_ranks_losses(ranks):

@@ -413,6 +413,9 @@ def test_a_loss_beyond_fp32_is_taken_for_infinite():
     [
         (torch.ones(3), None, r"was given a tensor of shape \(3,\); give the loss, a scalar"),
         ("1.0", None, "was given a str; give the loss"),
+        (None, None, "was given None; give the loss"),
+        (True, None, "was given a bool; give the loss"),
+        (torch.tensor(1j), None, "was given a tensor of shape"),
         (1.0, True, "was given a bool; give what TrainStep returned, or the GradScaler"),
     ],
 )
