@@ -51,13 +51,13 @@ def is_sharded(tensor: Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-@torch.no_grad()
 def local_of(tensor: Tensor) -> Tensor:
     """The part of a DTensor that this rank holds, sharing its memory; any other tensor is its own."""
     if not is_sharded(tensor):
         return tensor
-    local = tensor.to_local()  # pyright: ignore[reportAttributeAccessIssue] - DTensor's
-    return local.wait() if hasattr(local, "wait") else local
+    with torch.no_grad():
+        local = tensor.to_local()  # pyright: ignore[reportAttributeAccessIssue] - DTensor's
+        return local.wait() if hasattr(local, "wait") else local
 
 
 def reduced(gradient: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """Counts every storage's birth and death in one step of a training loop."""
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ from ampwise.interpose.internal import is_internal
 from ampwise.observe.dtypes import tensors_in
 from ampwise.observe.events import EventBus, StepOutcome
 from ampwise.observe.live import live_objects
+from ampwise.observe.process import process_id
 
 _MAX_STEPS = 10
 """A script with many optimizers is watched for at most this many optimizer steps."""
@@ -158,20 +158,20 @@ class PeakMemory:
             self._fail(error)
             return
         self._mode = AroundOperators(self._around)
-        self._owner = (os.getpid(), threading.get_ident())
+        self._owner = (process_id(), threading.get_ident())
         self._is_watching = True
         self._mode.__enter__()
 
     def _leave(self) -> None:
         """Leave the mode once nobody watches and it disturbs no mode that the script entered within it."""
-        is_mine = self._owner == (os.getpid(), threading.get_ident())
+        is_mine = self._owner == (process_id(), threading.get_ident())
         if self._mode is not None and not self._is_watching and is_mine and is_innermost(self._mode):
             self._mode.__exit__(None, None, None)
             self._mode = None
 
     def _around(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
-        if self._is_watching and not is_internal() and os.getpid() == self._owner[0]:
+        if self._is_watching and not is_internal() and process_id() == self._owner[0]:
             try:
                 for tensor in tensors_in(result, args, *kwargs.values()):
                     self._see(tensor)

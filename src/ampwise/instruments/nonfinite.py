@@ -200,10 +200,17 @@ class NonFiniteWatch:
         self._sampler.resume()
         self._step_again.clear()
 
-    def _end_pause(self) -> None:
-        """Watch on after an optimizer's step, which is made again if it left something behind that is not finite."""
+    def _end_pause(self) -> frozenset[int]:
+        """Watch on after an optimizer's step, which is made again if it left something behind that is not finite.
+
+        Gives the ids of the tensors that are known to be finite.
+        """
+        finite: frozenset[int] = frozenset()
         with self._costed():
-            if self._step_again.is_kept and is_any_bad(self._step_again.held()):
+            held = self._step_again.held() if self._step_again.is_kept else []
+            if not is_any_bad(held):
+                finite = frozenset(map(id, held))
+            else:
                 self._is_stepping_again = True
                 try:
                     self._step_again.run(self._finder)
@@ -212,11 +219,12 @@ class NonFiniteWatch:
                 self._is_stepping_again = False
             self._step_again.clear()
         self._sampler.resume()
+        return finite
 
     def _on_step(self, _: StepOutcome) -> None:
-        self._end_pause()
+        finite = self._end_pause()
         with self._costed():
-            if is_any_bad(self._models.trained()):
+            if is_any_bad([one for one in self._models.trained() if id(one) not in finite]):
                 self._note_bad("weight")
                 is_first = self._bad_steps["weight"] == [self._step] and not self._is_alarmed
                 if is_first and not self._finder.has_found_in_step:

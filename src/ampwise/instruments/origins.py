@@ -151,9 +151,10 @@ class OriginFinder:
             if self._tainted:
                 self._pass_on(self._taint_of(tensors_in(args)), tensors_in(result))
             return
-        with internal():
-            if self._tainted or not _is_plainly_finite(operator, args, result):
-                self._look_closely(operator, args, kwargs, result)
+        if self._tainted or not _is_harmless(operator, args, result):
+            with internal():
+                if self._tainted or not _is_plainly_finite(operator, result):
+                    self._look_closely(operator, args, kwargs, result)
 
     def _look_closely(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         written = [tensor for place in operator.written if place < len(args) for tensor in tensors_in(args[place])]
@@ -255,21 +256,21 @@ class OriginFinder:
                 found.vanished = place
 
 
-def _is_plainly_finite(operator: Operator, args: tuple[Any, ...], result: Any) -> bool:
-    """Whether one quick look says that an operator made finite numbers of finite ones, as it nearly always did."""
-    if operator.name in _SAFE or _is_shrunk(operator, args):
+def _is_harmless(operator: Operator, args: tuple[Any, ...], result: Any) -> bool:
+    """Whether it is known without a look that an operator makes finite numbers of finite ones."""
+    if operator.name in _SAFE:
         return True
+    if operator.name == "aten._to_copy":
+        return result.dtype in _RANGE_OF_FP32 and args[0].dtype is not torch.float64
+    # as an optimizer does to every state
+    return operator.name in _PRODUCTS and isinstance(args[1], float) and -1 <= args[1] <= 1
+
+
+def _is_plainly_finite(operator: Operator, result: Any) -> bool:
+    """Whether one quick look says that what an operator made is finite, as it nearly always is."""
     if isinstance(result, torch.Tensor):
-        is_cast = operator.name == "aten._to_copy" and result.dtype in _RANGE_OF_FP32
-        if is_cast and args[0].dtype is not torch.float64:
-            return True
         return is_finite(result)  # an operator in place gives what it wrote to
     return not operator.written and not isinstance(result, (tuple, list))  # a number for the host
-
-
-def _is_shrunk(operator: Operator, args: tuple[Any, ...]) -> bool:
-    """Whether numbers are multiplied by one of the host's of at most 1, as an optimizer does to every state."""
-    return operator.name in _PRODUCTS and isinstance(args[1], float) and -1 <= args[1] <= 1
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

@@ -1,6 +1,5 @@
 """Shows an instrument every operator of the steps it asked for, and where in the loop each stands."""
 
-import os
 import threading
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
@@ -28,6 +27,7 @@ from ampwise.observe.events import (
 )
 from ampwise.observe.frames import Line, user_line
 from ampwise.observe.modules import ModuleName, ModuleStack
+from ampwise.observe.process import process_id
 from ampwise.records.site import Phase, Site
 
 _COST_NS = 20_000
@@ -199,7 +199,7 @@ class OperatorSampler:
     @property
     def is_here(self) -> bool:
         """Whether it is this thread whose operators are being shown."""
-        return self._is_on and self._owner == (os.getpid(), threading.get_ident())
+        return self._is_on and self._owner == (process_id(), threading.get_ident())
 
     @property
     def cost_ms(self) -> float:
@@ -251,7 +251,7 @@ class OperatorSampler:
             return
         self._is_on = True
         if self._mode is None:
-            self._owner = (os.getpid(), threading.get_ident())
+            self._owner = (process_id(), threading.get_ident())
             self._calls.enter_context(self.stack)
             self._mode = AroundOperators(self._around)
             self._mode.__enter__()
@@ -262,7 +262,7 @@ class OperatorSampler:
         if (
             mode is not None
             and not self._is_on
-            and self._owner == (os.getpid(), threading.get_ident())
+            and self._owner == (process_id(), threading.get_ident())
             and is_innermost(mode)
         ):
             mode.__exit__(None, None, None)
@@ -270,7 +270,7 @@ class OperatorSampler:
             self._calls.close()
 
     def _around(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if is_internal() or not self._is_on or self._owner[0] != os.getpid():
+        if is_internal() or not self._is_on or self._owner[0] != process_id():
             return func(*args, **kwargs)
         self._num_operators += 1
         result = self._listener.around(operator_of(func), func, args, kwargs)
