@@ -81,7 +81,7 @@ def check_same(plain, ours):
 @pytest.mark.parametrize("name", list(SCRIPTS))
 def test_a_script_runs_as_under_python(name, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPTS[name], encoding="latin-1" if name == "encoding" else "utf-8")
-    arguments = ["script.py", "--lr", "3e-4", "-m", "--json", "--", "x"]
+    arguments = ["script.py", "--lr", "3e-4", "-m", "--", "--json", "x"]
     plain = python(*arguments, cwd=tmp_path)
     check_same(plain, python("-m", "ampwise", "run", *arguments, cwd=tmp_path))
 
@@ -237,5 +237,5 @@ def test_an_option_behind_a_script_that_refuses_it_is_pointed_out(tmp_path):
     said = ours.err.removeprefix(plain.err)
     assert said == (
         "ampwise: --precision stands after the script, so the script got it; if it is meant for ampwise, write: "
-        "ampwise run --precision ... train.py\n"
+        "ampwise run --precision bf16 ... train.py\n"
     )

@@ -12,6 +12,7 @@ from ampwise._base.errors import CannotRunError
 from ampwise._base.text import inert_line
 from ampwise.cli.completion import complete_precisions
 from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, say
+from ampwise.cli.misplaced import hint_after_refusal, warn_of_misplaced
 from ampwise.cli.options import lists_option, module_option, script_words, target_of
 from ampwise.cli.scripts import check_device, check_script, progress_bar
 from ampwise.cli.unwind import signals_unwind
@@ -66,6 +67,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     if status:
         return status
     check_device(spec.device)
+    is_warned = warn_of_misplaced(target, command)
     run = _run(target, spec)
     if options["as_json"]:
         from ampwise.report.casts import casts_json
@@ -76,7 +78,10 @@ def command(words: tuple[str, ...], **options: Any) -> int:
         from ampwise.report.text import stdout_console
 
         render_casts(run, stdout_console())
-    return _told_failure(run)
+    status = _told_failure(run)
+    if run.failure is not None and not is_warned:
+        hint_after_refusal(target, command, run.failure.kind)
+    return status
 
 
 def _spec(options: Mapping[str, Any]) -> LaunchSpec:

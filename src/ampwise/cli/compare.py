@@ -11,8 +11,9 @@ import click
 from ampwise._base.files import write_atomically
 from ampwise._base.text import inert_line
 from ampwise.cli.completion import complete_precisions
-from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, USAGE, say
-from ampwise.cli.options import lists_option, malloc_option, misplaced, module_option, script_words, target_of
+from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, say
+from ampwise.cli.misplaced import hint_after_refusal, warn_of_misplaced
+from ampwise.cli.options import lists_option, malloc_option, module_option, script_words, target_of
 from ampwise.cli.report import print_recording
 from ampwise.cli.scripts import Show, check_device, check_files, check_script, progress_bar, remove_empty
 from ampwise.cli.teams import follow_leader, runner_of_ranks
@@ -95,6 +96,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     followed = follow_leader(target, verb="compare")
     if followed is not None:
         return followed
+    is_warned = warn_of_misplaced(target, command)
     recording, interrupted = _measure(target, plan)
     _write(recording, options)
     print_recording(recording, as_json=options["as_json"])
@@ -102,12 +104,11 @@ def command(words: tuple[str, ...], **options: Any) -> int:
         say("interrupted; this is what had been measured")
         return INTERRUPTED
     errors = [row.error for row in _rows(recording)]
-    hint = (
-        misplaced(target, command) if all(str(error).startswith(f"exit status {USAGE}") for error in errors) else None
-    )
-    if hint is not None:
-        say(hint)
-    return 0 if None in errors else COULD_NOT_RUN
+    if None in errors:
+        return 0
+    if not is_warned:
+        hint_after_refusal(target, command, errors[0])
+    return COULD_NOT_RUN
 
 
 def _plan(options: Mapping[str, Any]) -> ComparisonPlan:

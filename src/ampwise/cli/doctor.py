@@ -14,6 +14,7 @@ from ampwise._base.files import write_atomically
 from ampwise._base.text import inert_line
 from ampwise.cli.completion import complete_precisions
 from ampwise.cli.exits import INTERRUPTED, say
+from ampwise.cli.misplaced import hint_after_refusal, warn_of_misplaced
 from ampwise.cli.options import lists_option, malloc_option, module_option, nvtx_option, script_words, target_of
 from ampwise.cli.scripts import check_device, check_files, check_script, progress_bar, remove_empty
 from ampwise.cli.teams import follow_leader, runner_of_ranks
@@ -86,8 +87,13 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     followed = follow_leader(target, verb="doctor")
     if followed is not None:
         return followed
+    is_warned = warn_of_misplaced(target, command)
     recording, record = _examined(target, spec, options["record"])
-    return _told(recording, record, options, given=spec.plan)
+    status = _told(recording, record, options, given=spec.plan)
+    failure = recording.runs[0].failure
+    if failure is not None and not is_warned:
+        hint_after_refusal(target, command, failure.kind)
+    return status
 
 
 def _spec(options: Mapping[str, Any]) -> LaunchSpec:

@@ -13,7 +13,8 @@ from ampwise._base.files import check_writable, write_atomically
 from ampwise._base.text import inert_line
 from ampwise._base.units import parse_bytes, parse_count
 from ampwise.cli.completion import complete_devices, complete_files, complete_precisions
-from ampwise.cli.options import misplaced, module_option, target_of
+from ampwise.cli.misplaced import misplaced, warn_of_misplaced
+from ampwise.cli.options import module_option, target_of
 from ampwise.cli.scripts import Show, check_script, progress_bar
 from ampwise.cli.unwind import signals_unwind
 from ampwise.estimate.gpu import gpu_spec
@@ -136,10 +137,11 @@ def command(words: tuple[str, ...], **options: Any) -> int:
         status = check_script(target, verb="estimate")
         if status:
             return status
+        is_warned = warn_of_misplaced(target, command)
         try:
             estimates = _of_script(target, device, names, options)
         except CannotRunError as error:
-            hint = misplaced(target, command)
+            hint = None if is_warned else misplaced(target, command)
             raise error if hint is None else CannotRunError(f"{error}; {hint}") from error
     else:
         sizes = _sizes(options)

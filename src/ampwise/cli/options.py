@@ -36,16 +36,3 @@ def target_of(words: tuple[str, ...], *, is_module: bool) -> Target:
     """The script that the words after the options name, with its arguments."""
     name, argv = words[0], words[1:]
     return Target(module=name, argv=argv) if is_module else Target(path=name, argv=argv)
-
-
-def misplaced(target: Target, command: click.Command) -> str | None:
-    """What to write where an option of ``command`` stands behind a script that refused its arguments."""
-    ours = {name for option in command.params for name in option.opts if name.startswith("--")}
-    given = next((word.partition("=")[0] for word in target.argv if word.partition("=")[0] in ours), None)
-    if given is None:
-        return None
-    script = f"-m {target.module}" if target.module is not None else target.path
-    return (
-        f"{given} stands after the script, so the script got it; if it is meant for ampwise, write: "
-        f"ampwise {command.name} {given} ... {script}"
-    )

@@ -161,12 +161,14 @@ def _layout(script: tuple[str, ...], *, is_module: bool) -> "LayoutRecord | None
     """The modules of the script's models; None where no script was given."""
     if not script:
         return None
+    from ampwise.cli.misplaced import warn_of_misplaced
     from ampwise.cli.plan_script import layout_of
     from ampwise.cli.scripts import check_script
 
     target = target_of(script, is_module=is_module)
     if check_script(target, verb="plan"):
         raise click.exceptions.Exit(1)  # a syntax error, told in python's words
+    warn_of_misplaced(target, click.get_current_context().command)
     return layout_of(target)
 
 

@@ -18,11 +18,11 @@ import click
 from ampwise._base.errors import AmpwiseError, CannotRunError, UsageError
 from ampwise._base.text import inert_line
 from ampwise.cli.completion import complete_precisions
-from ampwise.cli.exits import INTERRUPTED, USAGE, has_syntax_error, say
+from ampwise.cli.exits import INTERRUPTED, has_syntax_error, say
+from ampwise.cli.misplaced import hint_after_refusal, script_behind, warn_of_misplaced
 from ampwise.cli.options import (
     lists_option,
     malloc_option,
-    misplaced,
     module_option,
     nvtx_option,
     script_words,
@@ -149,6 +149,8 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     if not is_launcher and not options["is_module"]:
         _refuse_command(words[0])
     target = target_of(words, is_module=options["is_module"])
+    started = script_behind(words) if is_launcher else target
+    is_warned = spec.summary and started is not None and warn_of_misplaced(started, command)
     if options["show_code"]:
         if is_launcher:
             raise UsageError(f"--show-code shows a script; name it in place of {inert_line(words[0])}")
@@ -156,7 +158,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     leaving = _Leaving()
     spec = replace(spec, parts=leaving.parts)
     voice = _Voice(as_json=options["as_json"], summary=spec.summary)
-    return _launch(words, spec, voice) if is_launcher else _run(target, spec, voice, leaving)
+    return _launch(words, spec, voice) if is_launcher else _run(target, spec, voice, leaving, is_warned=is_warned)
 
 
 def _spec(options: Mapping[str, Any]) -> LaunchSpec:
@@ -222,8 +224,8 @@ def _launch(words: tuple[str, ...], spec: LaunchSpec, voice: _Voice) -> int:
         return _close(current, ScriptEnd(status=status), voice)
 
 
-def _run(target: Target, spec: LaunchSpec, voice: _Voice, leaving: _Leaving) -> int:
-    """Run a script in this process."""
+def _run(target: Target, spec: LaunchSpec, voice: _Voice, leaving: _Leaving, *, is_warned: bool) -> int:
+    """Run a script in this process; ``is_warned``: of options of ours behind it, before."""
     refusals: list[AmpwiseError] = []
 
     def on_error(error: BaseException) -> int:
@@ -246,9 +248,8 @@ def _run(target: Target, spec: LaunchSpec, voice: _Voice, leaving: _Leaving) -> 
         current.leave_report()
         return end.status
     leaving.is_interrupted = end.interrupted
-    hint = misplaced(target, command) if end.status == USAGE and isinstance(end.error, SystemExit) else None
-    if hint is not None:
-        say(hint)
+    if isinstance(end.error, SystemExit) and not is_warned:
+        hint_after_refusal(target, command, f"exit status {end.status}")
     return _close(current, end, voice)
 
 

@@ -11,6 +11,7 @@ import click
 
 from ampwise._base.text import inert_line
 from ampwise.cli.exits import INTERRUPTED, say
+from ampwise.cli.misplaced import hint_after_refusal, warn_of_misplaced
 from ampwise.cli.options import malloc_option, module_option, script_words, target_of
 from ampwise.cli.scripts import check_device, check_files, check_script, progress_bar, remove_empty
 from ampwise.cli.unwind import signals_unwind
@@ -78,10 +79,15 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     if status:
         return status
     check_device(question.device)
+    is_warned = warn_of_misplaced(target, command)
     record = _tuned(target, question, state, output=options["output"], resume=options["resume"])
     _save(record, options["output"])
     _tell(record, options, target, state)
-    return 0 if record.plan is not None else _NO_PLAN
+    if record.plan is not None:
+        return 0
+    if not is_warned:
+        hint_after_refusal(target, command, record.explanation)
+    return _NO_PLAN
 
 
 def _save(record: "TuningRecord", output: Path) -> None:

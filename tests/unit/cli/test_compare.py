@@ -284,8 +284,9 @@ def test_what_cannot_be_run_is_refused_before_the_first_run(compared, capsys, tm
     ],
 )
 def test_an_option_behind_a_script_that_refuses_it_is_pointed_out(script, monkeypatch, capsys, error, arguments, said):
+    Path(script).write_text("parse_args()\n")
     monkeypatch.setattr(measure, "compare", lambda *_, **__: recording(error=error))
     main(["compare", script, *arguments])
     hint = "ampwise: --steps stands after the script, so the script got it; if it is meant for ampwise, write: "
-    write = f"ampwise compare --steps ... {script}\n"
+    write = f"ampwise compare {' '.join(arguments)} ... {script}\n"
     assert capsys.readouterr().err == (hint + write if said else "")
