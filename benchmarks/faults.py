@@ -33,7 +33,7 @@ def output_of(*command: object) -> str:
     """What a helper prints; the environment of ``torchrun`` keeps addresses of dead ranks out of a restart."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     done = subprocess.run(
-        [sys.executable, *map(str, command)], capture_output=True, text=True, check=False, env=environment
+        [sys.executable, *map(str, command)], capture_output=True, text=True, check=False, env=environment, timeout=1800
     )
     if done.returncode:
         sys.exit(f"{command}: {done.stderr[-2000:]}")

@@ -11,7 +11,7 @@ import torch
 
 from ampwise import TrainStep, load_sharded_checkpoint, save_sharded_checkpoint
 from ampwise._base.errors import RecordError, UsageError
-from ampwise.runtime.saving.shard_files import digests_of_own
+from ampwise.runtime.saving.shard_files import digests_of_all
 from damage import shard_flips
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.distributed is disabled.*")
@@ -96,9 +96,9 @@ def test_the_header_names_no_file_outside_of_the_folder(place, tmp_path):
     from ampwise.runtime.saving.shard_files import damaged
 
     (tmp_path / "secret").write_bytes(b"1")
-    digests = digests_of_own(place)
+    digests, _ = digests_of_all(place)
     assert list(damaged(place, digests)) == []
-    outside = {"../secret": digests_of_own(place)[".metadata"]}
+    outside = {"../secret": digests[".metadata"]}
     assert list(damaged(place, outside)) == ["../secret is damaged: its checksum is not that of its content"]
 
 
@@ -116,7 +116,8 @@ except ValueError as error:
     print(type(error).__name__, error)
 print(ampwise.load_sharded_checkpoint("a", step=made(4)))
 """
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=tmp_path)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr
     assert re.match(r"UsageError cannot write the checkpoint: rank 0: .*; what was there is as it was\n", done.stdout)
     assert done.stdout.splitlines()[-1] == "{'kept': 1}"

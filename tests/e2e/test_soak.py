@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[1] / "helpers" / "soak.py"
 def soak(num_steps, seed):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error", SCRIPT, str(num_steps), str(seed)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

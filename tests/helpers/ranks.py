@@ -21,7 +21,7 @@ _WAIT = timedelta(seconds=60)
 """As long as one rank waits for another."""
 
 
-def run_cases(module, names, *, world, folder, environ=None):
+def run_cases(module, names, *, world, folder, environ=None, timeout_s=TIMEOUT_S):
     """What each case returned on each rank: ``{case: [of rank 0, of rank 1, ...]}``."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
@@ -30,12 +30,14 @@ def run_cases(module, names, *, world, folder, environ=None):
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environ, stdout=output, stderr=output, process_group=0)
     try:
-        status = process.wait(TIMEOUT_S)
+        status = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        status = f"not at its end after {timeout_s} s"
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert status == 0, log.read_text()[-5000:]
+    assert status == 0, f"{status}: {log.read_text()[-5000:]}"
     found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
     return {name: [one[name] for one in found] for name in names}
 

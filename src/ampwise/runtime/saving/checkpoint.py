@@ -147,8 +147,8 @@ def read_document(path: Path, *, also: Sequence[str] = ()) -> dict[str, Any]:
         raise RecordError(f"there is no checkpoint {path}") from error
     except IsADirectoryError as error:
         raise RecordError(
-            f"{path} is a folder: what save_sharded_checkpoint() wrote, load_sharded_checkpoint() loads. Nothing was "
-            "loaded"
+            f"{path} is a folder, and save_checkpoint() writes a file; the folders of save_sharded_checkpoint() are "
+            "loaded by load_sharded_checkpoint(). Nothing was loaded"
         ) from error
     except Exception as error:
         reason = str(error).partition("\n")[0]

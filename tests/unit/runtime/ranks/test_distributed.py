@@ -66,7 +66,9 @@ def test_ranks_never_disagree_about_a_skip(world, request):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_have_not_disagreed_after_500_steps(world, tmp_path):
-    check_agreement(run_cases(CASES, ["agreeing_long"], world=world, folder=tmp_path)["agreeing_long"])
+    # two minutes of four ranks' CPU time, on a machine that may have others to serve
+    found = run_cases(CASES, ["agreeing_long"], world=world, folder=tmp_path, timeout_s=1200)
+    check_agreement(found["agreeing_long"])
 
 
 # ------------------------------------------------------------------ who has gradients, and where
@@ -338,7 +340,7 @@ def test_a_folder_of_something_else_is_neither_replaced_nor_loaded(tmp_path):
     assert load_sharded_checkpoint(place, step=step) == {"epoch": 3}
     with pytest.raises(RecordError, match=r"is one file: what save_checkpoint\(\) wrote, load_checkpoint\(\) loads"):
         load_sharded_checkpoint(place / "ampwise", step=step)
-    with pytest.raises(RecordError, match=r"is a folder: what save_sharded_checkpoint\(\) wrote, load_sharded_check"):
+    with pytest.raises(RecordError, match=r"is a folder, and save_checkpoint\(\) writes a file; the folders of save_"):
         load_checkpoint(place, step=step)
     (tmp_path / "empty").mkdir()
     save_sharded_checkpoint(tmp_path / "empty", step=step, extra={"epoch": 4})

@@ -149,7 +149,7 @@ def test_closed_in_another_thread_it_gives_back_when_the_signal_comes(handler):
         watch = Preemption(CPU)
         thread = threading.Thread(target=watch.close)
         thread.start()
-        thread.join()
+        thread.join(30)
         terminate()
         assert heard == ["script"]
         assert not watch.leaves_now()
@@ -168,7 +168,7 @@ def test_another_thread_is_refused():
 
     thread = threading.Thread(target=make_one)
     thread.start()
-    thread.join()
+    thread.join(30)
     assert refused == ["on_preemption= needs the main thread: Python hears signals nowhere else"]
 
 
