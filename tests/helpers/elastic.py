@@ -21,6 +21,7 @@ from ampwise import TrainStep, load_checkpoint, save_checkpoint
 from ampwise.runtime.scaling.loss_scale import DynamicLossScale
 
 OVERFLOWS = {3, 9}
+_TIMEOUT_S = 300
 
 
 def newest(folder, num_ranks):
@@ -93,6 +94,7 @@ def launch(num_ranks, folder, *arguments):
     for rank in range(num_ranks):
         child = os.fork()
         if not child:
+            signal.alarm(_TIMEOUT_S)
             status = 1
             try:
                 main(

@@ -1,10 +1,13 @@
 """Runs of a script in copies of this process, in place of fresh ones: importing torch is most of what those take."""
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 
 from ampwise.runner import child, worker
+
+_TIMEOUT_S = 200
 
 
 def run_forked(target, spec, *, on_step, output):
@@ -13,6 +16,7 @@ def run_forked(target, spec, *, on_step, output):
         full = child._complete(spec, Path(folder))
         pid = os.fork()
         if pid == 0:
+            signal.alarm(_TIMEOUT_S)
             _become(target, full)
         _, status = os.waitpid(pid, 0)
         on_step(full.stop_after)

@@ -53,6 +53,7 @@ def _launch(module, world, folder, *names):
     for rank in range(int(world)):
         process = os.fork()
         if process == 0:
+            signal.alarm(TIMEOUT_S)
             os._exit(_rank(cases, rank, int(world), folder, names))
         ranks.append(process)
     return max(os.waitstatus_to_exitcode(os.waitpid(one, 0)[1]) for one in ranks)

@@ -20,6 +20,7 @@ from ampwise.runtime.scaling.loss_scale import DynamicLossScale
 
 NUM_BATCHES, WINDOW = 21, 2
 OVERFLOWS = {8, 15}
+_TIMEOUT_S = 120
 
 
 class Killer:
@@ -87,6 +88,7 @@ def forked(work):
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
+        signal.alarm(_TIMEOUT_S)
         os.close(reader)
         with os.fdopen(writer, "w") as file:
             file.write(json.dumps(work()))

@@ -23,13 +23,13 @@ from types import ModuleType
 _TORCHS = ("torch", "functorch", "torchgen")
 
 
-def fresh(*arguments, cwd=None, env=None, timeout=600):
+def fresh(*arguments, cwd=None, env=None, timeout=300):
     """Python in a process of its own."""
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, env=env, timeout=timeout, capture_output=True, text=True, check=False)
 
 
-def python(*arguments, cwd=None, env=None, timeout=600):
+def python(*arguments, cwd=None, env=None, timeout=300):
     """As ``fresh``, in a copy; reads nothing from the terminal."""
     arguments = [str(one) for one in arguments]
     with tempfile.TemporaryDirectory(prefix="warm-") as folder:
@@ -39,8 +39,9 @@ def python(*arguments, cwd=None, env=None, timeout=600):
             "cwd": str(cwd or Path.cwd()),
             "env": dict(os.environ if env is None else env),
             "outputs": outputs,
+            "timeout": timeout,
         }
-        status = _server().ask(order, timeout=timeout)
+        status = _server().ask(order, timeout=timeout + 10)
         stdout, stderr = (Path(path).read_text(encoding="utf-8") for path in outputs)
     return subprocess.CompletedProcess([sys.executable, *arguments], status, stdout, stderr)
 
@@ -209,6 +210,7 @@ def _serve(asked):
         order = json.loads(line)
         pid = os.fork()
         if pid == 0:
+            signal.alarm(order["timeout"])
             os.setsid()
             for path, ours in zip(order["outputs"], (1, 2), strict=True):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), ours)

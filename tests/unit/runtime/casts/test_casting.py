@@ -184,7 +184,7 @@ def test_a_checkpointed_layer_keeps_the_operators_rules_when_it_runs_again(x):
 def test_two_threads_with_different_plans_do_not_meet(x):
     models = [net(), net()]
     undos = [apply_plan(models[0], plan()), apply_plan(models[1], plan({"op": "linear", "compute": "fp32"}))]
-    turn = threading.Barrier(2)
+    turn = threading.Barrier(2, timeout=60)
     seen = [set(), set()]
 
     def work(index):

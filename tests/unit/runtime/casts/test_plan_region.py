@@ -246,7 +246,7 @@ def test_a_checkpoint_of_no_module_runs_again_by_the_rules_on_operators(x):
 
 
 def test_threads_share_what_is_on_the_model_and_nothing_else(x):
-    model, turn, seen = net(), threading.Barrier(2), []
+    model, turn, seen = net(), threading.Barrier(2, timeout=60), []
 
     def work():
         turn.wait()
