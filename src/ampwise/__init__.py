@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ampwise._base.version import __version__
 
+if sys.version_info < (3, 11):  # noqa: UP036 - pip refuses an older Python, a source tree on the path does not
+    raise ImportError(f"ampwise needs Python 3.11 or newer; this is {sys.version.partition(' ')[0]}")
+
 if TYPE_CHECKING:
     from ampwise._base.errors import AmpwiseError, CannotRunError, PlanError, RecordError, UsageError
     from ampwise.adapt.schedule import Schedule
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
         LossSpike,
         NonFinite,
         OverflowShare,
+        UnderflowShare,
     )
     from ampwise.doctor.diagnose import diagnose
     from ampwise.emulate.emulation import emulated
@@ -64,6 +68,7 @@ _HOMES = {
     "LossSpike": "ampwise.adapt.triggers",
     "NonFinite": "ampwise.adapt.triggers",
     "OverflowShare": "ampwise.adapt.triggers",
+    "UnderflowShare": "ampwise.adapt.triggers",
     "PrecisionScheduler": "ampwise.adapt.scheduler",
     "Schedule": "ampwise.adapt.schedule",
     "emulated": "ampwise.emulate.emulation",
@@ -123,6 +128,7 @@ __all__ = [
     "Schedule",
     "StaticLossScale",
     "TrainStep",
+    "UnderflowShare",
     "UsageError",
     "__version__",
     "apply_plan",

@@ -82,3 +82,10 @@ def test_an_error_is_named_as_users_import_it():
     error = ampwise.UsageError("no")
     assert traceback.format_exception_only(error) == ["ampwise.UsageError: no\n"]
     assert type(pickle.loads(pickle.dumps(error))) is ampwise.UsageError
+
+
+def test_a_python_that_is_too_old_is_told():
+    code = "import sys; sys.version_info = (3, 10, 13); sys.version = '3.10.13 (main)'; import ampwise"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.endswith("ImportError: ampwise needs Python 3.11 or newer; this is 3.10.13\n")

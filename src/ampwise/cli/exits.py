@@ -28,6 +28,11 @@ def status_of(command: Callable[[], Any]) -> int:
     except AmpwiseError as error:
         say(str(error))
         return error.exit_status
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        say("this command needs torch, which is not installed here; run: pip install torch")
+        return COULD_NOT_RUN
     return result if isinstance(result, int) else 0
 
 

@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from typing import Any
+from warnings import filterwarnings
 
 import click
 
@@ -45,6 +46,8 @@ class LazyCommands(click.Group):
         if name not in _COMMANDS:
             hint = f"; to run a script: ampwise run {name}" if name.endswith(".py") else ""
             raise click.UsageError(not_one_of(name, _COMMANDS, kind="command") + hint, ctx)
+        if name != "run":  # where it is what python would print; nothing of ours needs NumPy
+            filterwarnings("ignore", "Failed to initialize NumPy")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

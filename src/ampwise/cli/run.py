@@ -30,6 +30,7 @@ from ampwise.cli.options import (
 )
 from ampwise.emulate.recipes import get_recipe
 from ampwise.records.files import to_plain
+from ampwise.records.lost_peer import LOST_PEER, has_lost_peer
 from ampwise.runner.bootstrap import announce, children_environment, own_environment
 from ampwise.runner.failures import describe, missing_cuda, own_place
 from ampwise.runner.launch import run_command
@@ -274,4 +275,5 @@ def _failure(end: ScriptEnd) -> str | None:
     if end.error is None or isinstance(end.error, SystemExit):
         return f"exit status {end.status}"
     failure = describe(end.error)
-    return f"ended by {failure.kind}" + (f" at {failure.where}" if failure.where else "")
+    told = f"ended by {failure.kind}" + (f" at {failure.where}" if failure.where else "")
+    return f"{told}. {LOST_PEER}" if has_lost_peer(failure.message) and team_of(own_environment()) else told

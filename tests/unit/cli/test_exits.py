@@ -55,6 +55,15 @@ def test_a_fault_of_ampwises_own_is_not_hidden():
         status_of(raising(ZeroDivisionError()))
 
 
+def test_torch_that_is_not_installed_is_told_in_one_line(capsys):
+    assert status_of(raising(ModuleNotFoundError("No module named 'torch'", name="torch"))) == 3
+    assert capsys.readouterr().err == (
+        "ampwise: this command needs torch, which is not installed here; run: pip install torch\n"
+    )
+    with pytest.raises(ModuleNotFoundError):
+        status_of(raising(ModuleNotFoundError("No module named 'nupmy'", name="nupmy")))
+
+
 def test_what_is_said_is_inert(capsys):
     say("a\x1b[31mb")
     assert capsys.readouterr().err == "ampwise: ab\n"

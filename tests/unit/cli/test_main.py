@@ -1,3 +1,4 @@
+import warnings
 from importlib import import_module
 
 import click
@@ -26,6 +27,18 @@ def test_a_misspelt_command_is_suggested(capsys):
 def test_a_script_without_a_command_is_told_to_run(capsys):
     assert cli.main(["train.py"]) == 2
     assert "ampwise run train.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "is_told"), [("explain", False), ("run", True)])
+def test_a_numpy_that_torch_misses_is_no_matter_but_to_scripts(monkeypatch, command, is_told):
+    def warn(*_):
+        warnings.warn("Failed to initialize NumPy: No module named 'numpy'", stacklevel=1)
+
+    monkeypatch.setattr(import_module(f"ampwise.cli.{command}").command, "invoke", warn)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert cli.main([command, "fp16"]) == 0
+    assert bool(told) == is_told
 
 
 def test_every_message_fits_80_columns_in_help(capsys):
