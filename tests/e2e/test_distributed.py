@@ -29,6 +29,8 @@ torch.manual_seed(rank)
 for index in range(12):
     if FAULT == "crash" and rank == 1 and index == 5:
         raise ValueError("rank 1 has no more")
+    if FAULT == "leave" and rank == 1 and index == 5:
+        break
     x, y = torch.randn(16, 8), torch.randn(16, 4)
     loss = (model(x) - y).square().mean()
     optimizer.zero_grad()
@@ -94,6 +96,14 @@ def test_a_crash_of_one_rank_is_told_in_its_own_words(folder):
     done = torchrun("compare", *arguments, cwd=folder)
     assert done.status != 0
     assert "ValueError: rank 1 has no more" in done.out
+
+
+def test_the_first_rank_says_that_another_came_to_its_end(folder):
+    done = torchrun("run", "--precision", "fp32", "train.py", "leave", cwd=folder)
+    assert done.status != 0
+    (told,) = (line for line in done.err.splitlines() if line.startswith("ampwise: fp32, 5 steps; ended by"))
+    assert "Another process of this training has ended or cannot be reached; this one is not at fault." in told
+    assert "Where that is this one, the other came to its own end: give all ranks as many steps" in told
 
 
 def test_another_launcher_is_told_to_be_torchrun(folder):

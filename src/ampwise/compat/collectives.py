@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ampwise.compat.distributed import Group, is_running, size_of
+from ampwise.records.lost_peer import LOST_PEER, has_lost_peer
 
 T = TypeVar("T")
 
@@ -32,7 +33,8 @@ def carried_by(group: Group, device: torch.device) -> torch.device:
 def all_reduced(numbers: Tensor, operation: Any, *, group: Group | None = None) -> Tensor:
     """The reduction over all ranks of the group, where the group can carry it; ``numbers`` may be overwritten."""
     carried = numbers.to(carried_by(group, numbers.device), non_blocking=True)
-    dist.all_reduce(carried, operation, group=group)
+    with _explained():
+        dist.all_reduce(carried, operation, group=group)
     return carried
 
 
@@ -47,7 +49,7 @@ def broadcast(mine: T, *, group: Group | None = None, source: int = 0, near: tor
             same one on every rank where the script names its device in ``.to(rank)`` alone.
     """
     box: list[Any] = [mine]
-    with _computing(near):
+    with _computing(near), _explained():
         dist.broadcast_object_list(box, group=group, group_src=source)
     return box[0]
 
@@ -63,7 +65,7 @@ def gathered(mine: T, *, group: Group | None = None, near: torch.device | None =
     if not is_running():
         return [mine]
     every: list[Any] = [None] * size_of(group)
-    with _computing(near):
+    with _computing(near), _explained():
         dist.all_gather_object(every, mine, group=group)
     return every
 
@@ -76,6 +78,21 @@ def _computing(device: torch.device | None) -> Generator[None]:
         return
     with getattr(torch, device.type).device(device):
         yield
+
+
+def explain(error: BaseException) -> None:
+    """Note under the error of a process that lost another one that it is not at fault."""
+    if has_lost_peer(str(error)):
+        error.add_note(LOST_PEER)
+
+
+@contextmanager
+def _explained() -> Generator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        explain(error)
+        raise
 
 
 def _world(group: Group | None) -> Group:

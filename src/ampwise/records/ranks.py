@@ -7,6 +7,7 @@ from statistics import median
 from typing import Final, TypeVar
 
 from ampwise._base.units import format_ms
+from ampwise.records.lost_peer import has_lost_peer
 from ampwise.records.nonfinite import BadInput, FoundBy, NonFiniteRecord, Origin
 from ampwise.records.numerics import NumericsRecord, TensorStatistics
 from ampwise.records.rank_sections import grouped, sections_of
@@ -15,14 +16,6 @@ from ampwise.records.site import Phase
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
-_LOST_PEER: Final = (
-    "closed by peer",
-    "reset by peer",
-    "remote process exited",
-    "communicator was aborted",
-    "timed out",
-)
-"""What gloo and NCCL say on ranks that only waited for the one that failed."""
 _COPIES: Final = ("c10d", "copy_", "div", "foreach", "_fused", "add_", "mul")
 """Operators by which a reduction hands on what another rank made."""
 _LATE: Final = 0.1
@@ -134,7 +127,7 @@ def _is_left_behind(run: RunRecord) -> bool:
     """Whether it ended because another rank had."""
     if run.failure is None:
         return False
-    return any(words in run.failure.message.lower() for words in _LOST_PEER) or run.end is RunEnd.KILLED
+    return has_lost_peer(run.failure.message) or run.end is RunEnd.KILLED
 
 
 def _steps(records: Sequence[RunRecord]) -> tuple[StepRecord, ...]:

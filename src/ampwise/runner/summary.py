@@ -115,7 +115,13 @@ def _differences(ranks: Mapping[int, RunSummary]) -> Iterator[str]:
         ("ended with different loss scales", {rank: one.final_scale for rank, one in ranks.items()}),
     ):
         if len(set(values.values())) > 1:
-            yield f"the ranks {what}: " + ", ".join(f"rank {rank} {values[rank]}" for rank in sorted(values))
+            yield f"the ranks {what}: " + ", ".join(f"rank {rank} {_told(values[rank])}" for rank in sorted(values))
+
+
+def _told(value: str | float | None) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "none" if value is None else str(value)
 
 
 def leave_report(report: ProcessReport, *, parts: str, name: str) -> None:

@@ -127,6 +127,12 @@ def test_a_report_is_of_the_rank_that_torchrun_says(clock):
     assert 20 <= clock[0] - 100 < 21  # all that are missing together
 
 
+def test_scales_that_differ_are_told():
+    scales = [replace(SUMMARY, final_scale=one) for one in (65536.0, None)]
+    told = together([ProcessReport(rank=rank, summary=one) for rank, one in enumerate(scales)])
+    assert told.notes == ("the ranks ended with different loss scales: rank 0 65536, rank 1 none",)
+
+
 def test_a_rank_without_a_batch_does_not_speak_for_those_that_had_some():
     idle = replace(SUMMARY, num_steps=0, step_ms_median=None)
     told = together([ProcessReport(rank=0, summary=idle), ProcessReport(rank=1, summary=SUMMARY)])

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ampwise._base.errors import UsageError
 from ampwise._base.text import inert_line
+from ampwise.compat.collectives import explain
 from ampwise.compat.distributed import ddp_of, is_running
 from ampwise.compat.optim import name_of, parameters_of
 from ampwise.formats import find_format
@@ -101,10 +102,6 @@ def refuse_passes_under_ddp(losses: Sequence[Tensor], modules: Sequence[Module])
         )
 
 
-_LOST_PEER: Final = ("closed by peer", "reset by peer", "remote process exited", "communicator was aborted")
-"""What gloo and NCCL say where the other side of a connection is gone."""
-
-
 def backward(losses: Sequence[Tensor], *, each: bool = False) -> None:
     """``torch.autograd.backward``; where the script has done it already, torch's error says whose it is.
 
@@ -121,11 +118,7 @@ def backward(losses: Sequence[Tensor], *, each: bool = False) -> None:
     except RuntimeError as error:
         if "second time" in str(error):
             error.add_note("A TrainStep runs the backward pass itself: remove loss.backward() before step(loss).")
-        if any(words in str(error) for words in _LOST_PEER):
-            error.add_note(
-                "Another process of this training has ended or cannot be reached; this one is not at fault. Look for "
-                "the process that ended first: torchrun names it under `Root Cause`."
-            )
+        explain(error)
         raise
 
 

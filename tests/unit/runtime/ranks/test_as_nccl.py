@@ -192,6 +192,30 @@ def test_objects_are_sent_from_the_gpu_that_the_rank_computes_on(monkeypatch):
     assert current == [0]
 
 
+@pytest.mark.parametrize("words", ["Connection closed by peer [127.0.0.1]:1", "no such operator"])
+def test_a_rank_that_lost_another_is_told_that_it_is_not_at_fault(monkeypatch, words):
+    def lose(*_, **__):
+        raise RuntimeError(words)
+
+    for name in ("all_reduce", "broadcast_object_list", "all_gather_object"):
+        monkeypatch.setattr(dist, name, lose)
+    monkeypatch.setattr(collectives, "is_running", lambda: True)
+    monkeypatch.setattr(collectives, "size_of", lambda _: 2)
+    monkeypatch.setattr(collectives, "_world", lambda _: SimpleNamespace(_device_types=[torch.device("cpu")]))
+    calls = [
+        lambda: collectives.all_reduced(torch.ones(1), dist.ReduceOp.SUM),
+        lambda: collectives.broadcast("word"),
+        lambda: collectives.gathered("word"),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="^" + re.escape(words)) as raised:
+            call()
+        notes = getattr(raised.value, "__notes__", [])
+        assert [note.partition(";")[0] for note in notes] == [
+            "Another process of this training has ended or cannot be reached"
+        ] * ("peer" in words)
+
+
 def test_collectives_are_called_at_one_place():
     """There the backend can carry them; the hooks of gradients are given what it can."""
     root = Path(collectives.__file__).parents[1]
