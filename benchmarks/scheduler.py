@@ -28,6 +28,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 import ampwise
+from ampwise.adapt.scheduler import DEFAULT_TRIGGERS
 from ampwise.runtime.scaling.overflow import HopelessOverflowError
 
 STEPS = 200
@@ -241,7 +242,7 @@ def scheduler(model: nn.Module, task: Task, mode: str) -> ampwise.PrecisionSched
     if mode == "plain rule":
         return ampwise.PrecisionScheduler(model, task.plan, triggers=[ampwise.AbsoluteLossCurvature()])
     begins = [ampwise.Schedule(steps=[(0, task.begins_up)])] if task.begins_up else []
-    return ampwise.PrecisionScheduler(model, task.plan, triggers=["nonfinite", "loss-spike", *begins])
+    return ampwise.PrecisionScheduler(model, task.plan, triggers=[*DEFAULT_TRIGGERS, *begins])
 
 
 def train(task: Task, mode: str, seed: int) -> Outcome:

@@ -15,6 +15,7 @@ GROUPS = {
         "LossSpike",
         "NonFinite",
         "OverflowShare",
+        "UnderflowShare",
     ],
     "Seeing what happens": ["watch", "diagnose", "memory_summary", "record_casts", "estimate_memory"],
     "Formats on any hardware": ["emulated", "round_to"],

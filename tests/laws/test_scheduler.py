@@ -17,6 +17,7 @@ from ampwise.adapt.triggers import (
     LossSpike,
     NonFinite,
     OverflowShare,
+    UnderflowShare,
 )
 
 NUM_GROUPS = 3
@@ -38,6 +39,7 @@ readings = st.builds(
     suspects=each(st.sampled_from(["", "a.weight"])),
     peaks=each(magnitudes),
     shares=each(shares),
+    vanished=each(shares) | st.just(()),
     raised=each(st.booleans()),
 )
 triggers = st.tuples(
@@ -47,6 +49,7 @@ triggers = st.tuples(
     st.builds(GradNormSpike, window=st.just(9), min_history=st.integers(1, 9)),
     st.builds(NonFinite, in_a_row=st.integers(1, 4)),
     st.builds(OverflowShare, above=st.floats(0.0, 0.9)),
+    st.builds(UnderflowShare, above=st.floats(0.01, 0.9)),
 )
 policies = st.builds(
     Policy,

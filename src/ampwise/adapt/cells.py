@@ -53,6 +53,7 @@ class Cells:
         groups: what moves.
         safer: the format of a group that is up; what the plan computes in a safer one stays there.
         has_rest: the groups are all of the model: with all of them up, so is what lies between them.
+        has_products: the modules that multiply by a matrix of theirs are to be measured, too.
 
     Raises:
         PlanError: as ``apply_plan``.
@@ -60,14 +61,26 @@ class Cells:
             left as it was.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, groups: Sequence[Group], *, safer: str, has_rest: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        groups: Sequence[Group],
+        *,
+        safer: str,
+        has_rest: bool,
+        has_products: bool = False,
+    ) -> None:
         owners = _owners(groups)
         settings = _differing(model, plan, groups, safer=safer, has_rest=has_rest)
         self._num_groups, self._has_rest = len(groups), has_rest
         with ExitStack() as stack:
             stack.callback(apply_plan(model, plan))
-            tops = {id(top): top for group in groups for top in group.modules}
-            _add_forwards(model, {**{id(one): one for one in model.modules() if id(one) in settings}, **tops}, stack)
+            products = tuple(_products(group) for group in groups) if has_products else ()
+            measured = {id(one): one for found in (*(one.modules for one in groups), *products) for one in found}
+            _add_forwards(
+                model, {**{id(one): one for one in model.modules() if id(one) in settings}, **measured}, stack
+            )
             self._cells: dict[int, list[_Cell]] = {}
             for module in model.modules():
                 if id(module) in settings:
@@ -76,6 +89,8 @@ class Cells:
                     self._cells.setdefault(owners.get(id(module), REST), []).append(cell)
             self.tops = tuple(tuple(_forward_of(top) for top in group.modules) for group in groups)
             """What replaced the forwards of each group's outermost modules."""
+            self.products = tuple(tuple(map(_forward_of, found)) for found in products)
+            """Of those in each group that multiply by a matrix, if they are to be measured."""
             self._undo = stack.pop_all()
 
     def switch(self, raised: Iterable[int]) -> None:
@@ -120,6 +135,12 @@ def movable(model: nn.Module, plan: Plan, groups: Sequence[Group], *, safer: str
 
 def _owners(groups: Sequence[Group]) -> dict[int, int]:
     return {id(one): place for place, group in enumerate(groups) for top in group.modules for one in top.modules()}
+
+
+def _products(group: Group) -> tuple[nn.Module, ...]:
+    """The modules of a group that have a matrix to multiply by."""
+    inner = dict.fromkeys(one for top in group.modules for one in top.modules())
+    return tuple(one for one in inner if any(own.dim() == 2 for own in one.parameters(recurse=False)))
 
 
 def _differing(

@@ -21,6 +21,7 @@ from ampwise.adapt.triggers import (
     NonFinite,
     OverflowShare,
     Trigger,
+    UnderflowShare,
 )
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ _KINDS: Mapping[str, type[Trigger]] = {
     "grad-norm-spike": GradNormSpike,
     "nonfinite": NonFinite,
     "overflow-share": OverflowShare,
+    "underflow-share": UnderflowShare,
 }
 
 

@@ -22,6 +22,8 @@ class Reading:
     """The largest magnitude among each group's results; not finite where a result was not."""
     shares: tuple[float, ...] = ()
     """Which share of each group's results its low format cannot hold."""
+    vanished: tuple[float, ...] = ()
+    """Which share of what a product of each group takes would be zero in fp8: the largest of its products."""
     raised: tuple[bool, ...] = ()
     """Which groups were computed in the safer format."""
 

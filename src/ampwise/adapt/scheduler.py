@@ -36,7 +36,7 @@ from ampwise.runtime.step.planned import scale_of_plan
 EVERY: Final = 10
 """Steps from one reading to the next, where a reading waits for the device."""
 MAX_COMBINATIONS: Final = 8
-DEFAULT_TRIGGERS: Final = ("nonfinite", "loss-spike")
+DEFAULT_TRIGGERS: Final = ("nonfinite", "loss-spike", "underflow-share")
 _LOG = logging.getLogger("ampwise")
 
 
@@ -131,7 +131,14 @@ class PrecisionScheduler:
         )
         self._num_low = [0] * num_groups
         with ExitStack() as stack:
-            self._cells = Cells(setup.model, setup.plan, setup.groups, safer=setup.safer, has_rest=setup.has_rest)
+            self._cells = Cells(
+                setup.model,
+                setup.plan,
+                setup.groups,
+                safer=setup.safer,
+                has_rest=setup.has_rest,
+                has_products=setup.scaled is not None,
+            )
             stack.callback(self._cells.close)
             rows = setup.every or (1 if host.reads_freely(self._device) else EVERY)
             self._telemetry = StepRows(setup.measured(self._cells), device=self._device, every=rows)
@@ -225,7 +232,7 @@ class PrecisionScheduler:
         if kinds[0] != kinds[1] or not self._telemetry.fits(dict(state_dict)):
             raise RecordError(
                 f"the state is of the triggers {', '.join(kinds[0])}, this PrecisionScheduler has "
-                f"{', '.join(kinds[1])}; give it the same ones, and the same every="
+                f"{', '.join(kinds[1])}; give it the same ones, the same every=, and emulate the same format"
             )
         self._state, self._num_steps, self._num_low = state, counts.num_steps, counts.num_low
         self._scale_before = counts.scale

@@ -1,5 +1,6 @@
 """What a scheduler is made of, checked before it touches the model."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,8 @@ from ampwise.adapt.options import Mistakes, Range, quoted, shown
 from ampwise.adapt.schedule import Schedule
 from ampwise.adapt.state import Policy
 from ampwise.adapt.telemetry import Measured, parameters_of_each
-from ampwise.adapt.triggers import GradNormSpike, NonFinite, OverflowShare, Trigger
+from ampwise.adapt.triggers import SCALED, GradNormSpike, NonFinite, OverflowShare, Trigger, UnderflowShare
+from ampwise.emulate.emulation import emulated_format
 from ampwise.formats.table import FORMATS, find_format
 from ampwise.observe.modules import is_module, unwrapped
 from ampwise.plan.binding import misfits
@@ -48,6 +50,8 @@ class Setup:
     schedules: tuple[Schedule, ...]
     max_combinations: int | None
     every: int | None
+    scaled: str | None
+    """The format with one scale a tensor whose products a trigger looks at; None where none does."""
 
     @property
     def device(self) -> torch.device:
@@ -80,6 +84,8 @@ class Setup:
             names=names,
             forwards=cells.tops if has_results else (),
             limits=limits if has_results else (),
+            products=cells.products,
+            reach=FORMATS[self.scaled].max / (FORMATS[self.scaled].smallest_subnormal / 2) if self.scaled else math.inf,
         )
 
 
@@ -130,7 +136,14 @@ def prepared(
         schedules=tuple(one for one in chosen if isinstance(one, Schedule)),
         max_combinations=max_combinations,
         every=every,
+        scaled=_scaled(chosen),
     )
+
+
+def _scaled(triggers: Iterable[Trigger | Schedule]) -> str | None:
+    watching = next((one for one in triggers if isinstance(one, UnderflowShare)), None)
+    found = None if watching is None else watching.format or emulated_format()
+    return found if found in SCALED else None
 
 
 def _faults(max_combinations: Any, every: Any) -> Iterator[str]:
@@ -146,7 +159,7 @@ def _triggers(given: Any) -> tuple[Trigger | Schedule, ...]:
         raise UsageError(
             f"triggers is {shown(given)}, so that nothing would ever move; give some of ampwise.NonFinite(), "
             "LossSpike(), GradNormSpike(), LossCurvature(), AbsoluteLossCurvature(), OverflowShare(), "
-            "Schedule(steps=[...])"
+            "UnderflowShare(), Schedule(steps=[...])"
         )
     mistakes = Mistakes()
     chosen = [mistakes.of(partial(get_trigger, one)) for one in several]

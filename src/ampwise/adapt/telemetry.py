@@ -17,7 +17,7 @@ from ampwise.compat.distributed import is_running, local_of, world_size
 from ampwise.compat.fused_step import norms_of
 from ampwise.interpose.internal import internal
 from ampwise.runtime.casts.cast_forward import CastForward
-from ampwise.runtime.casts.gauge import Gauge
+from ampwise.runtime.casts.gauge import Gauge, UnderflowGauge
 
 _LARGEST = torch.finfo(torch.float32).max
 UNSAMPLED_SHARE: Final = 1e-6
@@ -38,11 +38,15 @@ class Measured:
     """What gives each group's results; none where no trigger looks at them."""
     limits: tuple[float, ...] = ()
     """The magnitude from which on a result counts as beyond each group's format."""
+    products: tuple[tuple[CastForward, ...], ...] = ()
+    """What is given the factors of each group's products; none where no trigger looks at them."""
+    reach: float = math.inf
+    """Factors are lost that are so many times smaller than the largest."""
 
     @property
     def width(self) -> int:
         """Numbers in a row."""
-        return _HEAD + sum(map(len, self.parameters)) + 2 * len(self.forwards)
+        return _HEAD + sum(map(len, self.parameters)) + 2 * len(self.forwards) + len(self.products)
 
 
 class StepRows:
@@ -69,10 +73,15 @@ class StepRows:
             for place, one in enumerate(parameters):
                 hook = partial(self._on_gradient, group, place)
                 self._undo.callback(one.register_post_accumulate_grad_hook(hook).remove)
+        self._intakes = tuple(UnderflowGauge(measured.reach, device) for _ in measured.products)
         for gauge, forwards in zip(self._gauges, measured.forwards, strict=True):
             for one in forwards:
                 one.gauge = gauge
                 self._undo.callback(setattr, one, "gauge", None)
+        for intake, forwards in zip(self._intakes, measured.products, strict=True):
+            for one in forwards:
+                one.intake = intake
+                self._undo.callback(setattr, one, "intake", None)
 
     @property
     def is_full(self) -> bool:
@@ -110,6 +119,10 @@ class StepRows:
                 _copy(_peak_and_share(gauge.numbers), row[place : place + 2])
                 gauge.empty()
                 place += 2
+            for intake in self._intakes:
+                _copy(intake.numbers, row[place : place + 1])
+                intake.empty()
+                place += 1
         self._losses, self._norms = [], {}
         self._arrived = {}  # of a pass that raised
         self.num_rows += 1
@@ -192,7 +205,8 @@ class StepRows:
             place += len(names)
             norms.append(math.hypot(*own) / (scale or 1.0))
             suspects.append(next((name for name, one in zip(names, own, strict=True) if not math.isfinite(one)), ""))
-        peaks, shares = row[place::2], row[place + 1 :: 2]
+        end = place + 2 * len(self._gauges)
+        peaks, shares = row[place:end:2], row[place + 1 : end : 2]
         return Reading(
             loss=loss,
             is_skipped=skipped != 0.0,
@@ -201,6 +215,7 @@ class StepRows:
             suspects=tuple(suspects),
             peaks=tuple(peaks),
             shares=tuple(map(_share, shares, peaks, self._measured.limits)),
+            vanished=tuple(row[end:]),
             raised=raised,
         )
 

@@ -7,14 +7,15 @@ trigger that was written to plain data and read back is equal to it.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from ampwise._base.errors import UsageError
+from ampwise._base.suggest import not_one_of
 from ampwise._base.text import inert_line
 from ampwise.adapt.options import Range, settled
 from ampwise.adapt.reading import CALM, Reading, Verdict
 from ampwise.adapt.usual import Usual, with_latest
-from ampwise.formats.table import get_format
+from ampwise.formats.table import find_format, get_format
 from ampwise.runtime.scaling.scale_numbers import refuse
 
 _ALMOST = 0.99
@@ -24,6 +25,8 @@ _TINY = 1e-30
 _ABOVE_ZERO = Range(above=0.0)
 _NOT_NEGATIVE = Range(least=0.0)
 _COUNT = Range(is_whole=True, least=1)
+SCALED: Final = ("fp8_e4m3", "fp8_e5m2")
+"""The formats in which a tensor has a scale that makes its largest magnitude the format's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +306,47 @@ class OverflowShare:
         return self
 
 
-Trigger = LossCurvature | AbsoluteLossCurvature | LossSpike | GradNormSpike | NonFinite | OverflowShare
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderflowShare:
+    """Fires for the groups that lose too much of what their products take, in fp8 with one scale a tensor.
+
+    There an outlier overflows nothing: the scale makes room for it, and what is too small beside it becomes zero. The
+    loss shows that late or, where all batches are such, never. Where fp8 is neither named nor emulated it sees nothing.
+
+    Args:
+        above: the share of the numbers given to one product, zeros left out, that is too large.
+        format: which fp8 format; None is the one that is emulated when the scheduler is made.
+    """
+
+    above: float = 0.1
+    format: str | None = None
+
+    def __post_init__(self) -> None:
+        faults = settled(self, {"above": Range(above=0.0, below=1.0)})
+        if self.format is not None:
+            word = inert_line(str(self.format), max_length=60)
+            found = find_format(word)
+            if found is None or found.name not in SCALED:
+                faults.append(f"format: {not_one_of(word, SCALED, kind='format with one scale a tensor')}")
+            else:  # the value is frozen, but not out of its constructor yet
+                object.__setattr__(self, "format", found.name)
+        refuse(faults, "UnderflowShare")
+
+    def judge(self, reading: Reading) -> Verdict:
+        """How near the share of each group comes to what is too large."""
+        if not reading.vanished:
+            return CALM
+        causes = tuple(
+            f"{one:.0%} of what a product takes is too small for fp8 beside the largest" for one in reading.vanished
+        )
+        return Verdict(levels=tuple(one / self.above for one in reading.vanished), causes=causes)
+
+    def observe(self, reading: Reading) -> Self:  # noqa: ARG002 - the law of every trigger
+        """The trigger after the reading: itself."""
+        return self
+
+
+Trigger = LossCurvature | AbsoluteLossCurvature | LossSpike | GradNormSpike | NonFinite | OverflowShare | UnderflowShare
 
 
 def _history_faults(trigger: Any, ranges: Mapping[str, Range], *, least: int = 1) -> list[str]:

@@ -4,12 +4,20 @@ import pytest
 import torch
 
 from adapting import Blocks
-from ampwise import GradNormSpike, LossSpike, NonFinite, OverflowShare, PrecisionScheduler, Schedule
+from ampwise import (
+    GradNormSpike,
+    LossSpike,
+    NonFinite,
+    OverflowShare,
+    PrecisionScheduler,
+    Schedule,
+    UnderflowShare,
+)
 from ampwise.adapt.scheduler import EVERY
 from ampwise.runtime.scaling.result import StepResult
 from reads import Reads
 
-TRIGGERS = [NonFinite(), LossSpike(), GradNormSpike(), OverflowShare()]
+TRIGGERS = [NonFinite(), LossSpike(), GradNormSpike(), OverflowShare(), UnderflowShare(format="fp8_e4m3")]
 
 
 def walk(scheduler, model, num_steps):

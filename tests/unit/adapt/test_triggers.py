@@ -15,6 +15,7 @@ from ampwise.adapt.triggers import (
     LossSpike,
     NonFinite,
     OverflowShare,
+    UnderflowShare,
 )
 from ampwise.adapt.usual import Usual
 
@@ -154,6 +155,15 @@ def test_a_share_beyond_the_format():
     assert OverflowShare(format="e4m3").format == "fp8_e4m3"
 
 
+def test_a_share_that_vanishes_in_fp8():
+    assert UnderflowShare().judge(reading()).levels == (0.0,)  # nobody looked
+    verdict = UnderflowShare().judge(reading(vanished=(0.05, 0.984)))
+    assert verdict.levels == (0.5, pytest.approx(9.84))
+    assert verdict.cause(1) == "98% of what a product takes is too small for fp8 beside the largest"
+    assert not verdict.is_urgent
+    assert UnderflowShare(format="e5m2").format == "fp8_e5m2"
+
+
 @pytest.mark.parametrize("trigger", [LossCurvature(), AbsoluteLossCurvature(), LossSpike()])
 def test_a_loss_that_is_not_finite_fires_and_is_not_remembered(trigger):
     trigger = fed(trigger, noisy(30))
@@ -190,6 +200,10 @@ def test_a_schedule_is_in_its_steps():
         (lambda: NonFinite(in_a_row=0), "NonFinite: in_a_row is 0; it must be at least 1"),
         (lambda: OverflowShare(above=1.0, headroom=0.5), "above is 1.0.*; headroom is 0.5"),
         (lambda: OverflowShare(format="fp61"), '"fp61" is not a format'),
+        (
+            lambda: UnderflowShare(above=0, format="fp16"),
+            'above is 0; it must be above 0, and below 1; format: "fp16" is not a format with one scale a tensor',
+        ),
         (lambda: LossSpike(window="x", in_a_row=1.5), "window is 'x'; it must be a whole number.*; in_a_row is 1.5"),
         (lambda: GradNormSpike(min_octaves=None), "min_octaves is None; it must be a number, at least 0"),
         (lambda: AbsoluteLossCurvature(threshold=INF), "threshold is inf; it must be above 0"),

@@ -17,7 +17,7 @@ from ampwise.runtime.casts.cast_values import LOW, cast_to, device_type_of, wide
 from ampwise.runtime.casts.op_rules import Formats, OpTable, run_under
 
 if TYPE_CHECKING:
-    from ampwise.runtime.casts.gauge import Gauge
+    from ampwise.runtime.casts.gauge import Gauge, UnderflowGauge
 
 
 class CastForward:
@@ -46,6 +46,8 @@ class CastForward:
         self.table = table
         self.gauge: Gauge | None = None
         """Takes in what a call gives."""
+        self.intake: UnderflowGauge | None = None
+        """Takes in what a call is given."""
         self._device_type = device_type
         self._is_outermost = is_outermost
 
@@ -65,6 +67,8 @@ class CastForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the forward that was there, in the plan's formats."""
+        if self.intake is not None:
+            self.intake.take((args, kwargs))
         table, call = self.table, self._in_region
         result = call(*args, **kwargs) if table is None else run_under(table, call, args, kwargs)
         if self.gauge is not None:
@@ -88,7 +92,7 @@ class CastForward:
 
     def release(self) -> None:
         """Do nothing from now on but call the forward that was there."""
-        self.region = self.table = self.gauge = None
+        self.region = self.table = self.gauge = self.intake = None
 
     def _in_region(self, *args: Any, **kwargs: Any) -> Any:
         region = self.region

@@ -1,6 +1,6 @@
-"""Notes how large a module's results are, on their device, and waits for nothing."""
+"""Notes how large the numbers are that modules give or are given, on their device, and waits for nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -32,13 +32,7 @@ class Gauge:
 
     def take(self, result: Any) -> None:
         """Take in what a module gives; evaluation is left out."""
-        if not torch.is_grad_enabled():
-            return
-        if is_dynamo_compiling():
-            self._take(result)
-        else:
-            with internal():
-                self._take(result)
+        _take_in(self._take, result)
 
     def empty(self) -> None:
         """Begin a step."""
@@ -52,6 +46,54 @@ class Gauge:
             peak = torch.maximum(self.numbers[0], amax(values).to(self.numbers.device, torch.float32))
             num_beyond = (few.numel() - is_held.sum()).to(self.numbers.device, torch.float32)
             self.numbers.copy_(torch.stack([peak, self.numbers[1] + num_beyond, self.numbers[2] + few.numel()]))
+
+
+class UnderflowGauge:
+    """Which share of the numbers that modules were given is lost in a format with one scale a tensor.
+
+    The scale makes a tensor's largest magnitude the format's, so what is too small beside it becomes zero.
+
+    Law: as for ``Gauge``.
+
+    Args:
+        reach: The format's largest number over half of its smallest: an element is lost if the tensor's largest
+            magnitude is that many times its own.
+        device: Where the modules are.
+
+    Attributes:
+        numbers: fp32 of shape (1,): the largest share of any tensor since it was last emptied, of the elements that are
+            not zero before; of a sample of at most 4096. A tensor that is not finite is left out.
+    """
+
+    def __init__(self, reach: float, device: torch.device) -> None:
+        self._reach = reach
+        self.numbers = torch.zeros(1, device=device)
+
+    def take(self, given: Any) -> None:
+        """Take in what a module is given; evaluation is left out."""
+        _take_in(self._take, given)
+
+    def empty(self) -> None:
+        """Begin a step."""
+        self.numbers.zero_()
+
+    def _take(self, given: Any) -> None:
+        for tensor in _floating(given):
+            values = tensor.detach()
+            few, peak = sample(values).abs().double(), amax(values).double()
+            is_lost = (few > 0) & (few * self._reach <= peak) & peak.isfinite()
+            share = is_lost.sum() / (few > 0).sum().clamp(min=1)
+            self.numbers.copy_(torch.maximum(self.numbers, share.to(self.numbers.device, torch.float32)))
+
+
+def _take_in(take: Callable[[Any], None], value: Any) -> None:
+    if not torch.is_grad_enabled():
+        return
+    if is_dynamo_compiling():
+        take(value)
+    else:
+        with internal():
+            take(value)
 
 
 def _floating(value: Any) -> Iterator[Tensor]:

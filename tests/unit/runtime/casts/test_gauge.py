@@ -6,7 +6,9 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from ampwise.runtime.casts.gauge import Gauge
+from ampwise.emulate.scaled_product import quantize
+from ampwise.formats.table import FORMATS
+from ampwise.runtime.casts.gauge import Gauge, UnderflowGauge
 
 CPU = torch.device("cpu")
 
@@ -48,3 +50,27 @@ def test_evaluation_is_left_out_and_the_graph_is_not_touched():
     gauge.take(result)
     assert not gauge.numbers.requires_grad
     assert result.grad_fn.name() == "MulBackward0"
+
+
+def reach(name):
+    return FORMATS[name].max / (FORMATS[name].smallest_subnormal / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("fp8_e4m3", torch.float8_e4m3fn), ("fp8_e5m2", torch.float8_e5m2)], ids=["e4m3", "e5m2"]
+)
+def test_the_share_that_vanishes_is_what_fp8_with_one_scale_makes_zero(name, dtype):
+    gauge, octaves = UnderflowGauge(reach(name), CPU), torch.arange(-60.0, 4.0, 0.25)
+    values = torch.where(torch.arange(len(octaves)) % 2 == 0, 1.0, -1.0) * 2**octaves
+    values[:10] = 0.0
+    gauge.take({"a": (values, torch.tensor([1, 2])), "b": torch.tensor([1.0, 2.0, math.inf])})
+    rounded, _ = quantize(values, dtype)
+    lost = (rounded.float() == 0) & (values != 0)
+    assert gauge.numbers.tolist() == [pytest.approx(int(lost.sum()) / int((values != 0).sum()))]
+    assert 0.1 < gauge.numbers[0] < 0.9
+    gauge.take((torch.ones(5), torch.zeros(5)))  # the largest share stays
+    assert gauge.numbers[0] > 0.1
+    gauge.empty()
+    with torch.no_grad():
+        gauge.take(values)
+    assert gauge.numbers.tolist() == [0.0]
