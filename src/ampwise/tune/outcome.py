@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from ampwise._base.errors import CannotRunError
 from ampwise._base.text import inert_line
@@ -11,7 +12,10 @@ from ampwise.records.sensitivity import SensitivityRecord
 from ampwise.records.tuning import NoiseRecord, Outcome, TrialRecord
 from ampwise.tune.reasons import of_fault
 from ampwise.tune.search import Found
-from ampwise.tune.units import Place, Places
+from ampwise.tune.units import OUTSIDE, Place, Places
+
+TIME_WAS_OVER: Final = "time was over"
+INTERRUPTED: Final = "the search was interrupted"
 
 
 def answer(
@@ -21,6 +25,7 @@ def answer(
     trials: Sequence[TrialRecord],
     *,
     is_confirmed: bool,
+    ended: str = TIME_WAS_OVER,
 ) -> tuple[Outcome, str]:
     """The outcome, and a sentence for it.
 
@@ -30,12 +35,13 @@ def answer(
         sensitivity: Of all modules.
         trials: Those made.
         is_confirmed: The plan passed with another seed too.
+        ended: What ended the search, where it was not at its end.
     """
     low = sensitivity.format
     if found.best is None and not found.is_complete:
         return (
             Outcome.NOTHING_YET,
-            f"time was over after {_runs(len(trials))}, and none had passed{_nearest(trials, low)}",
+            f"{ended} after {_runs(len(trials))}, and none had passed{_nearest(trials, low)}",
         )
     if found.best is None:
         return Outcome.OUTSIDE, (
@@ -45,14 +51,17 @@ def answer(
     kept = frozenset(found.best.kept)
     lowered = [one for one in sensitivity.modules if one.module not in kept and (one.relative or one.fault)]
     if not lowered:
-        return Outcome.ONLY_FP32, f"nothing can be computed in {low} within the tolerance{_limit(trials, sensitivity)}"
+        return (
+            Outcome.ONLY_FP32,
+            f"nothing can be computed in {low} within the tolerance{_limit(trials, sensitivity, places)}",
+        )
     how = _how([places.by_name[one] for one in kept], low)
     if is_confirmed:
         return Outcome.FOUND, how
     return Outcome.OUT_OF_TIME, (
-        f"{how}, by the first seed alone; time was over before another seed confirmed it"
+        f"{how}, by the first seed alone; {ended} before another seed confirmed it"
         if found.is_complete
-        else f"{how}; time was over before fewer were tried and another seed confirmed it"
+        else f"{how}; {ended} before fewer were tried and another seed confirmed it"
     )
 
 
@@ -109,17 +118,30 @@ def notes_on(trials: Iterable[TrialRecord], sensitivity: SensitivityRecord, nois
         yield inert_line(sensitivity.note, max_length=300)
 
 
-def _limit(trials: Sequence[TrialRecord], sensitivity: SensitivityRecord) -> str:
+def _limit(trials: Sequence[TrialRecord], sensitivity: SensitivityRecord, places: Places) -> str:
     """The failing trial that computed fewest modules in the low format: what it costs."""
-    harmful = [one.module for one in sensitivity.modules if one.relative or one.fault]
-    failing = [one for one in trials if not one.passes]
+    failing = [(one, _lowered(one.kept, sensitivity, places)) for one in trials if not one.passes]
+    failing = [(one, lowered) for one, lowered in failing if lowered]
     if not failing:
         return _overflows(sensitivity)
-    worst = min(failing, key=lambda one: (len(set(harmful) - set(one.kept)), one.error))
-    lowered = [name for name in harmful if name not in worst.kept]
-    names = ", ".join(inert_line(name or "the model itself", max_length=60) for name in lowered[:3])
+    worst, lowered = min(failing, key=lambda one: (len(one[1]), one[0].error))
+    names = ", ".join(lowered[:3])
     more = f" and {len(lowered) - 3} more" if len(lowered) > 3 else ""
     return f": with {names}{more} in {sensitivity.format} {worst.reason}, {_times(worst.error)} what is tolerated"
+
+
+def _lowered(kept: Sequence[str], sensitivity: SensitivityRecord, places: Places) -> list[str]:
+    """What a trial computed in the low format that may do harm there: modules, and operators outside of them."""
+    stays = [places.by_name[one] for one in kept]
+    whole = {one.module for one in stays if one.module is not None and not one.operators}
+    parts = {one.module: f" but its {' and '.join(one.operators)}" for one in stays if one.module is not None}
+    modules = (one.module for one in sensitivity.modules if (one.relative or one.fault) and one.module not in whole)
+    outside = [one.op for one in sensitivity.outside if one.relative or one.fault is not None]
+    kept_outside = {op for one in stays if one.module is None for op in one.operators}
+    return [
+        *(inert_line(one or "the model itself", max_length=60) + parts.get(one, "") for one in modules),
+        *(f"{inert_line(op, max_length=60)} {OUTSIDE}" for op in outside if op not in kept_outside),
+    ]
 
 
 def _overflows(sensitivity: SensitivityRecord) -> str:

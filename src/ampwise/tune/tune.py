@@ -24,7 +24,7 @@ from ampwise.runner.script import Target
 from ampwise.runner.spec import LaunchSpec
 from ampwise.runner.summary import NO_STEP_FOUND
 from ampwise.tune.half import check_parameters
-from ampwise.tune.outcome import answer, check_losses, notes_on, origin_in, what_failed
+from ampwise.tune.outcome import INTERRUPTED, TIME_WAS_OVER, answer, check_losses, notes_on, origin_in, what_failed
 from ampwise.tune.parity import noise_of
 from ampwise.tune.question import Question
 from ampwise.tune.reasons import reasons_for
@@ -58,6 +58,7 @@ class Tuner:
         run: Makes one run.
         describe: Says where the runs took place.
         clock: Gives seconds, by which the budget is kept.
+        ended: What ended the search, in words, where it is not at its end.
     """
 
     target: Target
@@ -69,6 +70,7 @@ class Tuner:
     run: Runner = run_child
     describe: Callable[[Question], Environment] | None = None
     clock: Callable[[], float] = time.monotonic
+    ended: str = TIME_WAS_OVER
     _emulate: str | None = field(default=None, init=False)
     _began: float = field(default=0.0, init=False)
 
@@ -101,7 +103,8 @@ class Tuner:
         if self.state is None or not self.state.exists():
             return None
         try:
-            return replace(self, resume=True, question=replace(self.question, budget_min=0.0)).tune()
+            question = replace(self.question, budget_min=0.0)
+            return replace(self, resume=True, question=question, ended=INTERRUPTED).tune()
         except UsageError:  # what is there is of another search, which this one had not come to replace
             return None
 
@@ -109,7 +112,7 @@ class Tuner:
         try:
             ground = self._ground(runs, journal)
         except OutOfTime:
-            return self._record(Outcome.NOTHING_YET, "time was over before fp32's own noise was known")
+            return self._record(Outcome.NOTHING_YET, f"{self.ended} before fp32's own noise was known")
         return ground if isinstance(ground, TuningRecord) else self._searched(runs, journal, ground)
 
     def _runs(self) -> Runs:
@@ -218,7 +221,9 @@ class Tuner:
     def _told(
         self, found: Found, places: Places, done: tuple[TrialRecord, ...], ground: _Ground, *, is_confirmed: bool
     ) -> TuningRecord:
-        outcome, explanation = answer(found, places, ground.sensitivity, done, is_confirmed=is_confirmed)
+        outcome, explanation = answer(
+            found, places, ground.sensitivity, done, is_confirmed=is_confirmed, ended=self.ended
+        )
         record = replace(
             self._record(outcome, explanation),
             num_steps=len(ground.ranked.steps),

@@ -123,6 +123,18 @@ def test_a_tolerance_that_no_plan_meets_names_what_limits():
     assert "with b in fp16 the loss is 2.3 % above fp32's, 23" in record.explanation
 
 
+def test_what_limits_is_named_as_it_was_tried():
+    script = products(1, harm={"blocks.0": 0.01, "head": 0.02})
+    record = tuner(script, tolerance=1e-3).tune()
+    assert record.outcome is Outcome.ONLY_FP32
+    assert "with blocks.0 but its matmul in fp16 the loss is " in record.explanation
+    script = Script(modules=[module("a", score=9.0)], harm={"a": 0.5}, op_harm={(None, "mul"): 0.03})
+    script.beyond = [OutsideSensitivity(op="mul", num_calls=2, score=1.0, relative=1e-3)]
+    record = tuner(script, tolerance=1e-3).tune()
+    assert record.outcome is Outcome.ONLY_FP32
+    assert "with mul outside of the modules in fp16 the loss is " in record.explanation
+
+
 def test_losses_that_do_not_repeat_are_refused_with_their_noise(stack):
     stack.rerun_noise = 0.1
     with pytest.raises(
@@ -471,6 +483,8 @@ def test_interrupted_it_has_the_best_plan_that_passed(stack, tmp_path, after):
     passing = [one for one in record.trials if one.passes and one.seed == 0]
     assert (record.plan is not None) == bool(passing)
     assert state.exists()
+    assert "time was over" not in record.explanation
+    assert "the search was interrupted " in record.explanation
     if passing:
         assert set(kept(record)) == set(min((one.kept for one in passing), key=len))
 
