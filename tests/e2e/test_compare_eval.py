@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 
 import pytest
 
+from documentation import ROOT, blocks
 from warm import fresh, python
 
 SCRIPT = """
@@ -18,6 +20,7 @@ with torch.no_grad():
         criterion(model(torch.randn(8, 16)).float(), torch.zeros(8, dtype=torch.long))
 print("accuracy")
 """
+FIGURES = r"needs (\d+)% less memory; its outputs differ from fp32's by (\S+), and (\S+)% of the decisions"
 TRAINS = """
 import torch
 
@@ -55,6 +58,18 @@ def test_forward_passes_are_compared(tmp_path):
     assert "output error" in shown
     assert "its outputs differ" in " ".join(shown.split())
     assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_the_pages_script_is_compared_as_the_page_says(tmp_path):
+    text = (ROOT / "docs/comparing.md").read_text()
+    (script,) = blocks(text, "py")
+    line = next(one for one in text.splitlines() if one.startswith("ampwise compare --eval"))
+    done = compare(*line.split()[2:-1], folder=tmp_path, script=script)
+    assert done.returncode == 0, done.stderr
+    said = [re.findall(FIGURES, " ".join(one.split())) for one in (text, done.stdout)]
+    (promised,), (measured,) = [[tuple(map(float, one)) for one in found] for found in said]
+    assert measured == pytest.approx(promised, rel=0.3, abs=0.4)
+    assert measured[1] == pytest.approx(promised[1], rel=0.3)
 
 
 @pytest.mark.parametrize(
