@@ -11,7 +11,7 @@ from ampwise.records.lost_peer import has_lost_peer
 from ampwise.records.nonfinite import BadInput, FoundBy, NonFiniteRecord, Origin
 from ampwise.records.numerics import NumericsRecord, TensorStatistics
 from ampwise.records.rank_sections import grouped, sections_of
-from ampwise.records.run import RankRecord, RunEnd, RunRecord, StepRecord, timed_steps
+from ampwise.records.run import UNTOLD, RankRecord, RunEnd, RunRecord, StepRecord, timed_steps
 from ampwise.records.site import Phase
 
 T = TypeVar("T")
@@ -109,16 +109,17 @@ def _aheads(ranks: Sequence[dict[int, StepRecord]], index: int) -> list[float]:
 def _worst(records: Sequence[RunRecord]) -> RunRecord:
     """The record that says why the run ended: a rank's own fault before that of those that waited for it.
 
-    A rank that lost others when these had made the steps asked for, or that had no batch, is no reason.
+    A rank that lost others when these had made the steps asked for, or that had no batch, is no reason. One that a
+    signal ended is, where all others only lost another: nobody ends a rank but one that the others wait for in vain.
     """
     is_stopped = any(run.end is RunEnd.STOPPED for run in records)
 
     def badness(run: RunRecord) -> int:
         if run.has_finished or (run.end is RunEnd.NO_STEPS and any(one.steps for one in records)):
-            return 3 if run.end is RunEnd.STOPPED or not is_stopped else 4
+            return 4 if run.end is RunEnd.STOPPED or not is_stopped else 5
         if _is_left_behind(run):
-            return 5 if is_stopped else 1
-        return 2 if run.failure is None else 0
+            return 6 if is_stopped else 1 if run.end is RunEnd.KILLED else 2
+        return 3 if run.failure is None else 0
 
     return min(records, key=lambda run: (badness(run), not run.steps))
 
@@ -159,11 +160,11 @@ def _largest(values: Iterable[Number | None]) -> Number | None:
 def _notes(ordered: Sequence[tuple[int, RunRecord]]) -> list[str]:
     """What sets one rank apart from the rest."""
     notes: list[str] = []
-    counts = {rank: len(run.steps) for rank, run in ordered}
+    counts = {rank: len(run.steps) for rank, run in ordered if run.reason != UNTOLD}
     if len(set(counts.values())) > 1:
         notes.append(f"the ranks made different numbers of steps: {_by_rank(counts, str)}")
-    skips = {rank: tuple(step.index for step in run.steps if step.skipped) for rank, run in ordered}
-    shortest = min(counts.values())
+    skips = {rank: tuple(step.index for step in run.steps if step.skipped) for rank, run in ordered if rank in counts}
+    shortest = min(counts.values(), default=0)
     if len({tuple(one for one in each if one < shortest) for each in skips.values()}) > 1:
         notes.append(
             "the ranks skipped different steps, so their parameters differ from then on: "
@@ -198,6 +199,9 @@ def _ends(ordered: Sequence[tuple[int, RunRecord]]) -> list[str]:
         if run.failure is None:
             end = f"rank {rank} came to its own end after {len(run.steps)} steps; rank {lost} went on, and lost it"
             return [f"{end}: give all ranks as many steps, or use torch's Join"]
+    for rank, run in failed:
+        if run.end is RunEnd.KILLED and run.failure is not None:
+            return [f"rank {rank} was ended by {run.failure.kind}, and the others lost it"]
     return [f"rank {failed[0][0]} is told above; which rank ended first is not known"]
 
 

@@ -58,13 +58,14 @@ def _rows(runs: Sequence[RunRecord]) -> Iterator[tuple[str, ...]]:
 
 
 def _cells(one: RankRecord) -> tuple[str, ...]:
+    is_untold = one.end is RunEnd.KILLED and not one.num_steps
     return (
         str(one.rank),
-        str(one.num_steps),
-        str(one.num_skipped),
+        NOTHING if is_untold else str(one.num_steps),
+        NOTHING if is_untold else str(one.num_skipped),
         NOTHING if one.step_ms_median is None else format_ms(one.step_ms_median),
         NOTHING if one.ahead_ms_median is None else format_ms(one.ahead_ms_median),
         NOTHING if one.peak_bytes is None else format_bytes(one.peak_bytes),
-        "none" if one.first_bad_loss is None else f"step {one.first_bad_loss}",
+        NOTHING if is_untold else "none" if one.first_bad_loss is None else f"step {one.first_bad_loss}",
         _ENDS.get(one.end, one.end.value) if one.failure is None else one.failure.kind,
     )

@@ -9,7 +9,7 @@ from ampwise.records.files import from_json, to_json
 from ampwise.records.nonfinite import BadInput, FoundBy, NonFiniteKind, NonFiniteRecord, Operand, Origin
 from ampwise.records.numerics import MagnitudeHistogram, NumericsRecord, SampledStep, TensorKind, TensorStatistics
 from ampwise.records.ranks import merged
-from ampwise.records.run import Failure, RunEnd, RunRecord, StepRecord
+from ampwise.records.run import UNTOLD, Failure, RunEnd, RunRecord, StepRecord
 from ampwise.records.site import Phase, Site
 
 INF, NAN = math.inf, math.nan
@@ -218,6 +218,19 @@ def test_a_fault_of_its_own_counts_though_others_were_stopped():
     both = merged([(0, run(end=RunEnd.STOPPED)), (1, run(end=RunEnd.FAILED, failure=own)), (2, run((), failure=LOST))])
     assert (both.end, both.failure) == (RunEnd.FAILED, own)
     assert both.notes[-1] == "rank 1 failed first; what it says is told above"
+
+
+def test_a_rank_that_was_killed_is_told_not_those_that_lost_it():
+    signal = Failure(kind="signal 9", message="")
+    killed = run((), end=RunEnd.KILLED, failure=signal, reason=UNTOLD)
+    both = merged([(0, run(end=RunEnd.FAILED, failure=LOST)), (1, killed)])
+    assert (both.end, both.failure, len(both.steps)) == (RunEnd.KILLED, signal, 3)
+    assert both.notes == (
+        "rank 1 was ended by signal 9, and the others lost it",
+    )  # how many steps it made nobody knows
+    own = Failure(kind="KeyError", message="17")
+    assert merged([(0, run(end=RunEnd.FAILED, failure=own)), (1, killed)]).failure == own
+    assert merged([(0, run(end=RunEnd.STOPPED)), (1, killed)]).end is RunEnd.STOPPED
 
 
 def test_where_all_lost_each_other_nobody_is_blamed():

@@ -47,6 +47,12 @@ def test_a_row_a_rank(both):
     )
 
 
+def test_what_a_killed_rank_did_is_not_known():
+    killed = rank(5.0, steps=(), end=RunEnd.KILLED, failure=Failure(kind="signal 9", message=""))
+    row = ranks_table([merged([(0, rank(5.0)), (1, killed)])]).rows[1]
+    assert row == ("bf16", "1", *[NOTHING] * 6, "signal 9")
+
+
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_terminal_shows_it_without_the_runs_name_where_there_is_but_one(both, width):
     out = io.StringIO()
