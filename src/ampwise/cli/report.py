@@ -10,6 +10,7 @@ import click
 from ampwise._base.errors import UsageError
 from ampwise._base.files import check_writable, write_atomically
 from ampwise._base.text import inert_line
+from ampwise.cli.exits import say
 from ampwise.records.files import load_recording
 
 if TYPE_CHECKING:
@@ -161,7 +162,13 @@ def _page(options: Mapping[str, Any], records: tuple[Path, ...], *, default: Pat
         raise UsageError(f"{page} is the record itself; name another file with -o")
     if named is None and page.exists() and not _is_report(page):
         raise UsageError(f"{page} exists and is no report of ampwise's; name the file to write with -o")
-    check_writable(page)
+    try:
+        check_writable(page)
+    except UsageError as error:
+        if named is not None:
+            raise
+        say(f"no page is written: {error}, with -o")
+        return None
     return page
 
 
