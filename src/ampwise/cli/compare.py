@@ -39,9 +39,9 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--precision",
     shell_complete=complete_precisions,
-    show_default="fp32,auto; with --emulate fp32",
     metavar="NAMES",
-    help="What to compare; ratios are to the first: fp32, tf32, bf16, fp16, auto or a plan.toml; +compile compiles.",
+    help="What to compare; ratios are to the first: fp32, tf32, bf16, fp16, auto or a plan.toml; +compile compiles. "
+    "Default: fp32,auto; with --emulate fp32.",
 )
 @click.option(
     "--emulate",

@@ -66,14 +66,19 @@ class _Device:
 @click.option("--base-bits", type=click.Choice([str(bits) for bits in BASE_BITS]), help="Bits of a frozen parameter.")
 @click.option("--shards", type=click.IntRange(min=1), default=1, metavar="N", help="GPUs that share the states.")
 @click.option(
-    "--zero", "zero_stage", type=click.IntRange(1, 3), default=3, show_default=True, help="What they share, by ZeRO."
+    "--zero",
+    "zero_stage",
+    type=click.IntRange(1, 3),
+    default=3,
+    show_default=True,
+    metavar="STAGE",
+    help="What they share, by ZeRO.",
 )
 @click.option(
     "--precision",
     shell_complete=complete_precisions,
-    show_default="fp32",
     metavar="NAMES",
-    help="One, or several with commas: fp32, tf32, bf16, fp16, auto, a preset or a plan.toml.",
+    help="One, or several with commas: fp32 (default), tf32, bf16, fp16, auto, a preset or a plan.toml.",
 )
 @click.option("--plan", metavar="PLAN", help="A plan.toml, or a preset by name, in place of --precision.")
 @click.option(

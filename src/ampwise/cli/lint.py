@@ -30,6 +30,7 @@ from ampwise.lint.unreadable import UNREADABLE
     type=click.Choice([form.value for form in Format]),
     default=Format.CONCISE.value,
     show_default=True,
+    help="How findings are printed.",
 )
 @click.option("--json", "form", flag_value=Format.JSON.value, help="As --output-format json.")
 @click.option("--target-torch", metavar="RELEASE", help="The oldest torch the code runs on, as in 2.4.")

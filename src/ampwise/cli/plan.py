@@ -56,7 +56,7 @@ def command() -> None:
     """  # noqa: D301 - click's mark for a block kept as it is
 
 
-@command.command("show", cls=_ScriptBehindDashes)
+@command.command("show", short_help="Show a plan's formats, cast lists and rules.", cls=_ScriptBehindDashes)
 @_plan
 @_script
 @module_option
@@ -89,7 +89,7 @@ def show(plan: str, script: tuple[str, ...], *, is_module: bool, as_toml: bool, 
         _warn(found, layout)
 
 
-@command.command("check", cls=_ScriptBehindDashes)
+@command.command("check", short_help="Say what is wrong with a plan: every mistake at once.", cls=_ScriptBehindDashes)
 @_plan
 @_script
 @module_option
@@ -119,7 +119,7 @@ def check(plan: str, script: tuple[str, ...], *, is_module: bool, as_json: bool)
     return int(layout is not None and _warn(found, layout))
 
 
-@command.command("diff")
+@command.command("diff", short_help="Show how one plan differs from another.")
 @click.argument("before")
 @click.argument("after")
 @_json_option

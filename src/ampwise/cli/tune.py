@@ -51,7 +51,9 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option("--steps", type=click.IntRange(min=1), default=30, show_default=True, metavar="N", help="Of each run.")
 @click.option("--budget", type=click.FloatRange(min=0.0), metavar="MINUTES", help="Begin no further run after so long.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Added to the script's seeds.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Added to the script's seeds."
+)
 @click.option("--plan", metavar="PLAN", help="Begin with this plan's rules: a file, a preset.")
 @click.option("--resume", is_flag=True, help="Go on where a search for the same FILE ended.")
 @module_option

@@ -38,3 +38,20 @@ def test_its_help_teaches_with_an_example_and_fits_80_columns(path: str) -> None
 def test_it_speaks_to_programs(path: str) -> None:
     names = {name for option in ALL[path].params for name in option.opts}
     assert "--json" in names
+
+
+@every
+def test_every_option_says_what_it_is_for(path: str) -> None:
+    options = [one for one in ALL[path].params if isinstance(one, click.Option)]
+    assert [one.name for one in options if not one.help] == []
+    text = ALL[path].get_help(click.Context(ALL[path], info_name=path))
+    assert "default: (" not in text, "click puts a text of our own in brackets: write it into the help"
+    assert " RANGE" not in text
+
+
+@pytest.mark.parametrize("path", sorted({path.rpartition(" ")[0] for path in ALL}))
+def test_a_list_of_commands_cuts_no_sentence_off(path: str) -> None:
+    group = commands if path == "ampwise" else commands.get_command(click.Context(commands), path.split()[1])
+    assert isinstance(group, click.Group)
+    text = group.get_help(click.Context(group, info_name=path, terminal_width=80))
+    assert "..." not in text.partition("\n\nCommands:")[2], "give a short_help"
