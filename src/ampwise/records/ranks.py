@@ -56,10 +56,16 @@ def merged(runs: Sequence[tuple[int, RunRecord]]) -> RunRecord:
         peak_allocated_bytes=_largest(run.peak_allocated_bytes for run in records),
         numerics=_numerics([(rank, run.numerics) for rank, run in ordered if run.numerics is not None]),
         nonfinite=_nonfinite([(rank, run.nonfinite) for rank, run in ordered if run.nonfinite is not None]),
-        notes=(*base.notes, *_notes(ordered), *_late(ordered), *others),
+        notes=(*base.notes, *_notes(ordered), *_told_of(end, ordered, base), *_late(ordered), *others),
         ranks=ranks,
         **sections,
     )
+
+
+def _told_of(end: RunRecord, ordered: Sequence[tuple[int, RunRecord]], base: RunRecord) -> list[str]:
+    """What was noted of the run that failed, where it is another one's notes that are told."""
+    rank = next(rank for rank, run in ordered if run is end)
+    return [f"rank {rank}: {note}" for note in end.notes if end.failure is not None and note not in base.notes]
 
 
 def _of_rank(rank: int, run: RunRecord) -> RankRecord:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +81,7 @@ def follow(team: Team, target: Target) -> int:
         words = json.loads(order)
         output = None if words["output"] is None else f"{words['output']}-rank{team.rank}"
         run = partial(run_child, target, output=output)
-        record = _run(team, num_runs, spec_from_json(words["spec"]), words["port"], run)
+        record = _with_output(_run(team, num_runs, spec_from_json(words["spec"]), words["port"], run), output)
         team.put(_record(num_runs, team.rank), to_json(record))
         num_runs += 1
 
@@ -107,6 +108,16 @@ def _record(num_run: int, rank: int) -> str:
 
 def _pulse(num_run: int, rank: int) -> str:
     return f"pulse/{num_run}/{rank}"
+
+
+def _with_output(record: RunRecord, output: str | None) -> RunRecord:
+    """The record with a word about what its run printed, which is kept only where it failed."""
+    if output is None:
+        return record
+    if record.has_finished:
+        shutil.rmtree(output, ignore_errors=True)
+        return record
+    return replace(record, notes=(*record.notes, f"what it printed is kept in {output}"))
 
 
 def _with_silent(record: RunRecord, ranks: Sequence[int]) -> RunRecord:

@@ -220,6 +220,14 @@ def test_a_fault_of_its_own_counts_though_others_were_stopped():
     assert both.notes[-1] == "rank 1 failed first; what it says is told above"
 
 
+def test_what_was_noted_of_the_rank_that_failed_is_told():
+    own = Failure(kind="KeyError", message="17")
+    failed = run(end=RunEnd.FAILED, failure=own, notes=("of both", "printed there"))
+    both = merged([(0, run(end=RunEnd.FAILED, failure=LOST, notes=("of both",))), (1, failed)])
+    assert both.notes == ("of both", "rank 1 failed first; what it says is told above", "rank 1: printed there")
+    assert merged([(0, run(notes=("of both",))), (1, run(notes=("its own",)))]).notes == ("of both",)
+
+
 def test_a_rank_that_was_killed_is_told_not_those_that_lost_it():
     signal = Failure(kind="signal 9", message="")
     killed = run((), end=RunEnd.KILLED, failure=signal, reason=UNTOLD)

@@ -1,8 +1,10 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from ampwise.records.files import from_json
 from ampwise.records.run import Failure, RunEnd, RunRecord
 from ampwise.runner import team as team_module
 from ampwise.runner.bootstrap import spec_to_json
@@ -93,6 +95,25 @@ def test_a_rank_says_that_it_is_at_work(clock, monkeypatch):
     assert follow(other, TARGET) == 0
     assert len(set(beats)) == 3  # every five seconds of twelve
     assert leader.get("record/1/1")
+
+
+@pytest.mark.parametrize("end", [RunEnd.FAILED, RunEnd.FINISHED])
+def test_what_a_rank_printed_is_kept_where_it_failed(clock, monkeypatch, tmp_path, end):
+    leader, other = teams()
+
+    def run(*_, output, **__):
+        Path(output).mkdir()
+        other.put("done", "1")
+        return replace(RUN, end=end, failure=Failure(kind="KeyError", message="17") if end is RunEnd.FAILED else None)
+
+    monkeypatch.setattr(team_module, "run_child", run)
+    order = {"spec": spec_to_json(SPEC), "output": str(tmp_path / "bf16"), "port": 1}
+    leader.put("order/1", json.dumps(order))
+    follow(other, TARGET)
+    kept = tmp_path / "bf16-rank1"
+    assert kept.exists() is (end is RunEnd.FAILED)
+    notes = from_json(leader.get("record/1/1"), RunRecord).notes
+    assert notes == ((f"what it printed is kept in {kept}",) if kept.exists() else ())
 
 
 @pytest.mark.parametrize(("end", "seconds"), [(RunEnd.FAILED, 15), (RunEnd.STOPPED, 90), (RunEnd.FINISHED, None)])
