@@ -64,7 +64,7 @@ def seen_in(origin: Origin) -> str:
     """The figures that show it: the inputs' formats and ranges, and what became of them."""
     inputs = "; ".join(_range(one) for one in origin.inputs[:3])
     output = origin.output
-    made = "" if output is None else f"its {output.dtype} result holds {_losses(output)}"
+    made = "" if output is None else f"its {output.dtype} result holds {losses(output)}"
     shown = ", ".join(part for part in (f"inputs {inputs}" if inputs else "", made) if part)
     place = f"step {origin.step}" if origin.rank is None else f"step {origin.step} of rank {origin.rank}"
     return f"{place}: {shown}" if shown else place
@@ -198,6 +198,7 @@ def _range(one: Operand) -> str:
     return f"{one.dtype} {shape} from {one.minimum:.4g} to {one.maximum:.4g}"
 
 
-def _losses(one: Operand) -> str:
+def losses(one: Operand) -> str:
+    """How many of its numbers are not finite: ``659 inf and 2 NaN``."""
     parts = [f"{one.num_infinite} inf" * bool(one.num_infinite), f"{one.num_nan} NaN" * bool(one.num_nan)]
     return " and ".join(part for part in parts if part) or "no finite number"

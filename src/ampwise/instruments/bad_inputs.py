@@ -8,6 +8,7 @@ from torch import nn
 
 from ampwise.instruments.origins import is_finite, operand
 from ampwise.observe.dtypes import leaf_tensors
+from ampwise.observe.frames import user_line
 from ampwise.observe.modules import ModuleNames
 from ampwise.records.nonfinite import BadInput
 
@@ -50,8 +51,15 @@ class BadInputs:
         found = self._names.name_of(module)
         path = "" if found is None else found.path
         if len(self._found) < _MAX_INPUTS and (path, name) not in self._found:
+            line = None if is_parameter else user_line()
             self._found[path, name] = BadInput(
-                step=step, module=path, name=name, is_parameter=is_parameter, value=operand(tensor)
+                step=step,
+                module=path,
+                name=name,
+                is_parameter=is_parameter,
+                value=operand(tensor),
+                file=None if line is None else line.shown_file,
+                line=None if line is None else line.line,
             )
 
 

@@ -85,6 +85,8 @@ class OriginFinder:
         self._owner = owner
         self._forward: dict[int, _Forward] = {}
         self._tainted: dict[int, tuple[weakref.ref[torch.Tensor], _Found | None]] = {}
+        self._strays: dict[int, tuple[weakref.ref[torch.Tensor], NonFiniteKind]] = {}
+        """What operators made of infinities and NaN that no known one made: an input's, a mask's."""
         self._found: dict[tuple[Any, ...], _Found] = {}
         self._of_step: list[_Found] = []
         self.step = 0
@@ -131,6 +133,7 @@ class OriginFinder:
         self._forward.clear()
         self._of_step.clear()
         self._tainted = {key: entry for key, entry in self._tainted.items() if entry[0]() is not None}
+        self._strays = {key: entry for key, entry in self._strays.items() if entry[0]() is not None}
         self.step += 1
 
     def origins(self, *, found_by: FoundBy) -> tuple[Origin, ...]:
@@ -151,9 +154,10 @@ class OriginFinder:
             if self._tainted:
                 self._pass_on(self._taint_of(tensors_in(args)), tensors_in(result))
             return
-        if self._tainted or not _is_harmless(operator, args, result):
+        is_suspect = bool(self._tainted or (self._strays and operator.written))
+        if is_suspect or not _is_harmless(operator, args, result):
             with internal():
-                if self._tainted or not _is_plainly_finite(operator, result):
+                if is_suspect or not _is_plainly_finite(operator, result):
                     self._look_closely(operator, args, kwargs, result)
 
     def _look_closely(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -164,7 +168,10 @@ class OriginFinder:
         bad = [one for one in outputs if not is_finite(one)]
         if bad:
             self._judge(operator, args, kwargs, written, bad)
-        elif self._tainted and operator.name not in _CONSTANTS:
+            return
+        for tensor in written:
+            self._strays.pop(id(tensor), None)
+        if self._tainted and operator.name not in _CONSTANTS:
             self._see_vanish(operator, args, written, outputs)
 
     def _judge(
@@ -179,13 +186,16 @@ class OriginFinder:
         inputs = [one for one in tensors_in(args, tuple(kwargs.values())) if not any(one is other for other in written)]
         given = [one for one in inputs if not is_finite(one)]
         before = self._taint_of((*given, *written))
+        strays = [stray[1] for one in written if (stray := self._strays.get(id(one))) and stray[0]() is one]
         kind = NonFiniteKind.NAN if any(_has_nan(one) for one in bad) else NonFiniteKind.INF
         scalars = [one for one in (*args, *kwargs.values()) if isinstance(one, float)]
-        is_passed_on = bool(given or before or not all(map(math.isfinite, scalars)))
+        is_passed_on = bool(given or before or strays or not all(map(math.isfinite, scalars)))
         if is_passed_on and kind is NonFiniteKind.NAN and not self._of_step:
-            is_passed_on = bool(before) or any(_has_nan(one) for one in given)
+            is_passed_on = bool(before) or kind in strays or any(_has_nan(one) for one in given)
         if is_passed_on or operator.name in _CONSTANTS:
             self._pass_on(before, bad)
+            if not before:
+                self._strays.update((id(one), (weakref.ref(one), kind)) for one in bad)
             return
         found = self._add(operator, kind, inputs, scalars, bad[0])
         self._pass_on([found], bad)

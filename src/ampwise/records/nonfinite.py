@@ -104,6 +104,9 @@ class BadInput:
     value: Operand
     rank: int | None = None
     """The process that was given it, of several that trained together."""
+    file: str | None = None
+    """Where the model was called with it, as in ``Site``; of an argument only."""
+    line: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

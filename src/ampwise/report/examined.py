@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Final
+from typing import Final, assert_never
 
 from ampwise._base.text import inert_line
 from ampwise.records.diagnosis import Diagnosis
@@ -104,9 +104,15 @@ def purpose(run: RunRecord) -> str:
         case Role.COMPARED:
             return run.variant
         case Role.WATCHED | Role.TRACED:
-            return f"{run.role.value}, {run.variant}"
+            return f"{run.role.value}, {run.precision}"
+        case Role.IN_FP32:
+            return "in fp32"
+        case Role.UNSCALED:
+            return "without the loss scale"
+        case Role.RESCUED:
+            return "suspects in fp32"
         case _:
-            return run.role.value
+            assert_never(run.role)
 
 
 def runs_table(recording: Recording) -> Listing | None:

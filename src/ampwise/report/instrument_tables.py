@@ -177,9 +177,10 @@ def owners_table(owners: tuple[MemoryOwner, ...], peak_bytes: int | None) -> Lis
                 f"{one.bytes / total:.0%}",
                 str(one.num_storages),
             )
-            for one in sorted(owners, key=lambda one: -one.bytes)
+            for one in sorted(owners, key=lambda one: (not site_words(one.site), -one.bytes))
         ],
-        caption="Storages of one kind born at one place, at the step's peak.",
+        caption="Storages of one kind born at one place, at the step's peak; last those of the places not named.",
+        max_rows=len(owners),
     )
 
 

@@ -1,7 +1,7 @@
 """Where something happened, as a reader is told it."""
 
 from ampwise._base.text import inert_line
-from ampwise.records.site import Site
+from ampwise.records.site import Phase, Site
 
 
 def module_words(module: str | None) -> str:
@@ -25,5 +25,6 @@ def site_words(site: Site | None) -> str:
     if site is None:
         return ""
     module = site.module if site.module != "" else "the model"
-    parts = (module, site.op, site.phase.value if site.op or site.module else None, site.where or None)
+    phase = site.phase.value if site.phase is not Phase.OTHER and (site.op or site.module) else None
+    parts = (module, site.op, phase, site.where or None)
     return " · ".join(inert_line(part) for part in parts if part)

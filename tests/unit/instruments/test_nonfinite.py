@@ -264,6 +264,50 @@ def test_what_was_broken_before_is_nobodys_fault():
     assert watched(trace=True, steps=[step] * 2).origins == ()
 
 
+@pytest.mark.parametrize("made", [torch.optim.AdamW, torch.optim.SGD])
+def test_a_step_from_bad_data_is_nobodys_fault(made):
+    model, _, x = small()
+    optimizer = made(model.parameters(), lr=1e-3, weight_decay=0.1)
+    data = [x, x.clone().fill_(torch.nan), x]
+    given = iter(data)
+
+    def step():
+        model(next(given)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    record = watched(trace=True, steps=[step] * len(data))
+    assert record.origins == ()
+    assert [one.step for one in record.inputs] == [1]
+    assert record.weight_steps == (1, 2)
+
+
+def test_adding_to_a_mask_in_place_is_no_origin_but_to_what_is_finite_again_is():
+    model, optimizer, x = small()
+
+    def masked():
+        scores = model(x).masked_fill(torch.tensor([True, False]), -math.inf)
+        scores += 1.0
+        scores.softmax(-1).square().mean().backward()
+
+    def overflowing():
+        held = torch.full((3, 2), math.inf)
+        held += 1.0
+        held.zero_()
+        held += 3e38
+        held += 3e38
+        model(x).square().mean().backward()
+
+    def step(part):
+        part()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert watched(trace=True, steps=[lambda: step(masked)]).origins == ()
+    (first,) = watched(trace=True, steps=[lambda: step(overflowing)]).origins
+    assert (first.site.op, first.inputs) == ("aten.add_", ())
+
+
 def test_an_alarm_that_replay_does_not_explain_has_the_next_steps_watched():
     model, optimizer, x = small()
 

@@ -7,7 +7,13 @@ import pytest
 
 import examined
 from ampwise.records.diagnosis import Diagnosis
+from ampwise.records.memory import MemoryCategory, MemoryOwner
+from ampwise.records.run import Role
+from ampwise.records.site import Phase, Site
+from ampwise.report.diagnosis import PURPOSES
+from ampwise.report.examined import purpose
 from ampwise.report.html import render_html
+from ampwise.report.instrument_tables import owners_table
 
 
 class Page(HTMLParser):
@@ -121,3 +127,20 @@ def test_nothing_hostile_becomes_a_tag():
 
 def test_no_tag_names_another_file(page):
     assert not [(tag, attrs) for tag, attrs in page.tags if {"src", "href", "action", "srcset"} & set(attrs)]
+
+
+def test_each_run_bears_the_name_it_has_in_the_table_of_runs():
+    words = {role: purpose(replace(examined.faulty().runs[0], role=role, precision="bf16")) for role in Role}
+    assert words[Role.WATCHED] == "watched, bf16"
+    assert (words[Role.IN_FP32], words[Role.UNSCALED]) == ("in fp32", "without the loss scale")
+    assert all(words[role] in PURPOSES[role] for role in (Role.IN_FP32, Role.UNSCALED, Role.RESCUED))
+
+
+def test_what_no_place_is_named_for_stands_last_however_large():
+    def owner(site, size):
+        return MemoryOwner(category=MemoryCategory.ACTIVATION, site=site, bytes=size, num_storages=1)
+
+    known = [owner(Site(phase=Phase.OTHER, module=f"layers.{place}"), place + 1) for place in range(30)]
+    table = owners_table((owner(Site(phase=Phase.OTHER), 1000), *known), 2000)
+    assert [row[1] for row in table.rows] == [*(f"layers.{place}" for place in reversed(range(30))), "elsewhere"]
+    assert table.num_left_out == 0

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
+from ampwise.doctor.origins import losses
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Example, Finding, RuleInfo, Severity
 from ampwise.records.nonfinite import BadInput, NonFiniteRecord
@@ -65,17 +66,22 @@ def _is_made_here(seen: NonFiniteRecord, one: BadInput) -> bool:
 
 def _finding(one: BadInput, count: int) -> Finding:
     value = one.value
-    what = f"{value.num_nan} NaN and {value.num_infinite} infinities"
     module = inert_line(one.module) or "the model"
     held = f"{module} has a {inert_line(one.name)} that held" if one.is_parameter else f"{module} is given"
-    behind = "before its first step" if one.is_parameter else f"as {inert_line(one.name)} at step {one.step}"
+    held = held if one.module else held[0].upper() + held[1:]
+    of_rank = "" if one.rank is None else f" of rank {one.rank}"
+    behind = (
+        f"before its first step{of_rank}"
+        if one.is_parameter
+        else f"as {inert_line(one.name)} at step {one.step}{of_rank}"
+    )
     shape = "x".join(map(str, value.shape)) or "single"
     return Finding(
         rule=INFO.id,
         severity=INFO.severity,
-        message=f"{held[0].upper() if not one.module else held[0]}{held[1:]} {what} {behind}: precision cannot fix it.",
-        site=Site(phase=Phase.FORWARD, module=one.module),
-        evidence=f"{value.dtype} {shape}, finite numbers {_range(one)}; {count} such tensors seen",
+        message=f"{held} {losses(value)} {behind}: precision cannot fix it.",
+        site=Site(phase=Phase.FORWARD, module=one.module, file=one.file, line=one.line),
+        evidence=f"{value.dtype} {shape}, finite numbers {_range(one)}; {count} such tensor{'s' * (count != 1)} seen",
         remedy="Load an earlier checkpoint, or initialise it anew." if one.is_parameter else INFO.remedy,
     )
 
