@@ -137,6 +137,9 @@ def with_precision(case: Case, site: Site, remedy: str) -> str:
             f"{remedy} The script keeps its parameters in half precision, which leaves a plan's rules no room: leave "
             "them in fp32 and let autocast cast."
         )
+    if case.run.plans_itself and site.module:
+        own = inert_line(case.run.left_alone or "", max_length=120)
+        return f"{remedy} The script's own plan decides there: give that rule to it, to {own}."
     if case.run.left_alone is not None and site.module:
         return (
             f"{remedy} The script has an autocast of its own, beside which `ampwise run --plan` applies no rule: in "

@@ -89,8 +89,12 @@ def _kept(run: RunRecord) -> str:
 
 
 def _counted(case: Case, role: Role) -> RunRecord | None:
-    """The rerun of that role, if it could do what it was made for: half-precision parameters leave no room for it."""
+    """The rerun of that role, if it could do what it was made for.
+
+    Half-precision parameters and a plan of the script's own leave no room for a rescue.
+    """
     if role is Role.IN_FP32:
         return fp32_run(case)
     run = case.rerun(role)
-    return None if run is not None and role is Role.RESCUED and "parameters" in (run.left_alone or "") else run
+    has_no_room = run is not None and ("parameters" in (run.left_alone or "") or run.plans_itself)
+    return None if role is Role.RESCUED and has_no_room else run

@@ -123,6 +123,8 @@ class RankRecord:
     """The first step whose loss was not finite on this rank."""
 
 
+_OWN_PLANS: Final = ("ampwise.PrecisionScheduler", "ampwise.apply_plan", "ampwise.autocast")
+"""What is noted of a script that puts a plan into effect begins so."""
 NUM_SKIPS: Final = 4
 """A dynamic loss scale comes down by a few skipped steps at the start; so many in a row are worth a look."""
 
@@ -199,6 +201,11 @@ class RunRecord:
         """The most steps in a row that were left out."""
         runs = ((skipped, len(list(group))) for skipped, group in groupby(one.skipped for one in self.steps))
         return max((length for skipped, length in runs if skipped), default=0)
+
+    @property
+    def plans_itself(self) -> bool:
+        """Whether a plan that the script itself puts into effect decides what its modules compute in."""
+        return (self.left_alone or "").startswith(_OWN_PLANS)
 
     @property
     def has_lost_numbers(self) -> bool:

@@ -16,6 +16,7 @@ from ampwise.records.recording import Recording
 from ampwise.records.run import RunRecord, StepRecord, timed_steps
 from ampwise.report.switch_marks import move_points, shade
 
+_MAX_TICKS = 8
 _OUTLINE = {"width": 1, "color": "#ffffff"}
 _WIDTH, _WIDTH_BELOW = 2.2, 4.4
 """The first variant's line lies below the others and is wider, so that one that runs along it hides nothing."""
@@ -80,7 +81,9 @@ def scale_curves(recording: Recording) -> Figure | None:
         ]
         data.extend(_points(skipped, look, "triangle-down", 9, "step %{x} skipped at loss scale %{text}"))
         named.add(run.variant)
-    axis = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "tickformat": "d"}
+    powers = [math.log2(step.scale) for _, steps in curves for step in steps if step.scale]
+    between = max(1, math.ceil((max(powers) - min(powers)) / _MAX_TICKS))  # a half would be written as a whole power
+    axis = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "tickformat": "d", "tick0": 0, "dtick": between}
     return {"data": data, "layout": layout(x="optimizer step", y="loss scale", y_axis=axis, height=300)}
 
 

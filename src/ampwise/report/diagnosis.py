@@ -133,12 +133,14 @@ def whole_plan(diagnosis: Diagnosis, run: RunRecord) -> str | None:
 
 
 def how_to_use(run: RunRecord, command: Sequence[str], *, plan_file: str = "plan.toml") -> str:
-    """What to do with the plan's file: a script that has its own mixed precision is left to it by ``ampwise run``."""
+    """What to do with the plan's file: a script that has its own precision or plan is left to it by ``ampwise run``."""
     if run.left_alone is None:
         emulate = f"--emulate {_format_of(run)} " if run.precision.startswith("emulated ") else ""
         return (
             f"ampwise run {emulate}--plan {shlex.quote(plan_file)} {inert_line(shlex.join(command), max_length=1000)}"
         )
+    if run.plans_itself:
+        return f"add them to the script's own plan, {inert_line(run.left_alone or '', max_length=120)}"
     return f'put ampwise.apply_plan(model, "{plan_file}") in the place of the script\'s own autocast'
 
 

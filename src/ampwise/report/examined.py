@@ -161,8 +161,11 @@ def _shown(finding: Finding) -> _Shown:
 
 
 def _curves(recording: Recording) -> Iterator[Chart]:
-    others = tuple(run for run in recording.runs if run.role is not Role.TRACED)  # the watched run once more
-    named = by_purpose(replace(recording, runs=others))
+    seen = judged(recording)
+    shown = tuple(  # the traced run is the watched one once more; moves of several runs would lie on one another
+        run if run is seen else replace(run, switches=()) for run in recording.runs if run.role is not Role.TRACED
+    )
+    named = by_purpose(replace(recording, runs=shown))
     yield loss_chart(named)
     yield scale_chart(named)
     yield step_chart(named)

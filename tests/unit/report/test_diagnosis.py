@@ -169,6 +169,13 @@ def test_a_script_with_its_own_precision_is_not_sent_to_a_command_that_applies_n
     assert '; then put ampwise.apply_plan(model, "plan.toml") in the place of the script\'s own autocast' in said
 
 
+def test_a_plan_of_the_scripts_own_is_where_the_rules_go():
+    own = "ampwise.PrecisionScheduler (fp16) made at train.py:5"
+    run = recordings.run("fp16", "fp16", role=Role.WATCHED, left_alone=own)
+    said = " ".join(shown(Diagnosis(findings=(OVERFLOW,)), recordings.recording([run], [])).split())
+    assert f"; then add them to the script's own plan, {own}" in said
+
+
 @pytest.mark.parametrize(("end", "is_told"), [(RunEnd.STOPPED, True), (RunEnd.FINISHED, False)])
 def test_a_healthy_run_that_was_stopped_is_healthy_that_far_only(end, is_told):
     recording = recordings.recording([replace(recordings.run("fp16", "fp16", role=Role.WATCHED), end=end)], [])

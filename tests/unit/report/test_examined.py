@@ -10,6 +10,7 @@ from ampwise.records.diagnosis import Diagnosis
 from ampwise.records.memory import MemoryCategory, MemoryOwner
 from ampwise.records.run import Role
 from ampwise.records.site import Phase, Site
+from ampwise.records.switches import SwitchRecord
 from ampwise.report.diagnosis import PURPOSES
 from ampwise.report.examined import purpose
 from ampwise.report.html import render_html
@@ -144,3 +145,12 @@ def test_what_no_place_is_named_for_stands_last_however_large():
     table = owners_table((owner(Site(phase=Phase.OTHER), 1000), *known), 2000)
     assert [row[1] for row in table.rows] == [*(f"layers.{place}" for place in reversed(range(30))), "elsewhere"]
     assert table.num_left_out == 0
+
+
+def test_moves_of_reruns_are_not_drawn_over_those_of_the_run_judged():
+    move = SwitchRecord(step=1, group="0", before="fp16", after="fp32", is_raised=True, cause="nonfinite")
+    recording = examined.faulty()
+    moved = replace(recording, runs=tuple(replace(run, switches=(move,)) for run in recording.runs))
+    assert sum(bool(run.switches) for run in moved.runs) > 1
+    figures = Page(render_html(moved, examined.FAULTY)).figures
+    assert len(figures["loss"]["layout"]["shapes"]) == 1

@@ -62,6 +62,15 @@ def test_reruns_that_could_not_do_what_they_were_for_say_nothing():
     assert "in layers.1.wo's forward write `with torch.autocast(x.device.type, enabled=False):`" in finding.remedy
 
 
+def test_a_plan_of_the_scripts_own_is_told_the_rule():
+    own = "ampwise.PrecisionScheduler (fp16) made at train.py:5"
+    same = replace(LOST, role=Role.RESCUED, left_alone=own, fp32_modules=("layers.1.wo",))
+    (finding,) = RULE.check(case(ORIGIN, reruns=(same,), watched=replace(LOST, left_alone=own)))
+    assert "layers.1.wo in fp32 it" not in finding.evidence
+    assert finding.remedy.endswith(f"The script's own plan decides there: give that rule to it, to {own}.")
+    assert finding.plan_rule is not None
+
+
 def test_a_fault_of_fp32_too_gets_no_rule():
     fp32 = recordings.run("fp32", "fp32", role=Role.IN_FP32, steps=recordings.steps([2.0, math.inf], 5.0, 0))
     (finding,) = RULE.check(case(ORIGIN, reruns=(fp32,), watched=LOST))
