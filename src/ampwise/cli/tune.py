@@ -15,7 +15,6 @@ from ampwise.cli.misplaced import hint_after_refusal, warn_of_misplaced
 from ampwise.cli.options import malloc_option, module_option, script_words, target_of
 from ampwise.cli.scripts import check_device, check_files, check_script, progress_bar, remove_empty
 from ampwise.cli.unwind import signals_unwind
-from ampwise.emulate.recipes import get_recipe
 from ampwise.plan.file import parse_plan
 from ampwise.plan.find import find_plan
 from ampwise.plan.writing import save_plan
@@ -100,10 +99,10 @@ def _save(record: "TuningRecord", output: Path) -> None:
 
 
 def _question(options: Mapping[str, Any]) -> "Question":
-    from ampwise.tune.question import Question
+    from ampwise.tune.question import Question, format_called
 
     return Question(
-        low=get_recipe(options["low"]).name,
+        low=format_called(options["low"]),
         high=options["high"],
         tolerance=options["tolerance"],
         base=None if options["plan"] is None else find_plan(options["plan"]),

@@ -191,7 +191,8 @@ class Sensitivity:
             with internal(), kept_random_state():
                 yield
         except Exception as error:  # noqa: BLE001 # measuring must not end somebody's training
-            self._note = self._note or f"{what}: not measured: {type(error).__name__}: {error}"
+            where = what or "the model itself"
+            self._note = self._note or f"{where}: not measured: {type(error).__name__}: {error}"
         finally:
             self._is_busy = False
         self._cost_s += time.perf_counter() - start

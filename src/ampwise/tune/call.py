@@ -3,11 +3,10 @@
 import tempfile
 from pathlib import Path
 
-from ampwise.emulate.recipes import get_recipe
 from ampwise.plan.find import AnyPlan, find_plan
 from ampwise.records.tuning import TuningRecord
 from ampwise.runner.script import Target
-from ampwise.tune.question import Question
+from ampwise.tune.question import Question, format_called
 from ampwise.tune.tune import Tuner
 
 
@@ -45,7 +44,7 @@ def tune_script(
         CannotRunError: the script's loss cannot be judged: there is none, or its noise is larger than the tolerance.
     """
     question = Question(
-        low=get_recipe(target).name,
+        low=format_called(target),
         tolerance=tolerance,
         base=None if plan is None else find_plan(plan),
         num_steps=num_steps,

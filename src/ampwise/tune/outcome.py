@@ -81,9 +81,15 @@ def check_losses(run: RunRecord) -> None:
 def what_failed(run: RunRecord) -> str:
     """What went wrong in a run, as the beginning of a sentence."""
     if not run.has_finished:
-        after = f" after {len(run.steps)} step{'s' * (len(run.steps) != 1)}"
-        return f"the script fails{after}{f' ({_told(run.failure)})' if run.failure is not None else ''}"
+        num = len(run.steps)
+        after = f"after {num} step{'s' * (num != 1)}" if num else "in its first step or before it"
+        return f"the script fails {after}{f' ({_told(run.failure)})' if run.failure is not None else ''}"
     return f"the loss is not finite from step {(run.first_bad_loss or 0) + 1} on"
+
+
+def is_refusal(run: RunRecord) -> bool:
+    """Whether the script ended as parsers of arguments end one, before it trained."""
+    return run.failure is not None and run.failure.kind == "exit status 2" and not run.steps
 
 
 def _told(failure: Failure) -> str:

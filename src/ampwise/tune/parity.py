@@ -31,9 +31,10 @@ def noise_of(first: RunRecord, again: RunRecord, other: RunRecord, *, tolerance:
     mine, same, theirs = (_curve(run) for run in (first, again, other))
     noise = measure_noise({0: mine, 1: theirs})
     if noise is None:
+        seen = "1 loss was seen" if len(mine) == 1 else f"{len(mine)} losses were seen"
         raise CannotRunError(
-            f"{len(mine)} losses were seen in fp32, and a plan is judged by the second half of at least {LEAST_STEPS}; "
-            "let the script train longer; where it has several optimizers, raise --steps, which counts the steps of all"
+            f"{seen} in fp32, and a plan is judged by the second half of at least {LEAST_STEPS}; let the script train "
+            "longer; where it has several optimizers, raise --steps, which counts the steps of all"
         )
     tail = mine[len(mine) - len(mine) // 2 :]
     level = median(map(abs, tail))

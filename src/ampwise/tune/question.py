@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from ampwise._base.errors import CannotRunError, UsageError
+from ampwise._base.suggest import not_one_of
+from ampwise._base.text import inert_line
 from ampwise._base.version import __version__
 from ampwise.emulate.recipes import RECIPES
+from ampwise.formats.table import find_format
 from ampwise.plan.plan import Plan
 from ampwise.plan.writing import to_toml
 from ampwise.runner.script import Target
@@ -19,6 +22,8 @@ FORMATS: Final = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")
 """What a plan can be looked for in."""
 LAST_SEED: Final = 2**32 - 1
 """The last that Python seeds its hashes with; a search takes a seed and the next."""
+WORDS: Final = ("fp16", "bf16", "fp8", "fp8_e5m2")
+"""The same as users say it."""
 HIGH: Final = ("fp32", "bf16")
 """What a module may stay in."""
 
@@ -102,6 +107,20 @@ class Question:
             "version of ampwise": __version__,
             "version of torch": installed_torch_version() or "none",
         }
+
+
+def format_called(word: str) -> str:
+    """The format to compute in that a user means.
+
+    Raises:
+        UsageError: no plan is looked for in that.
+    """
+    found = find_format(word)
+    if found is None or found.name not in FORMATS:
+        raise UsageError(
+            f"target: {not_one_of(inert_line(word, max_length=60), WORDS, kind='format to find a plan in')}"
+        )
+    return found.name
 
 
 def _fingerprint(target: Target) -> str:

@@ -24,7 +24,16 @@ from ampwise.runner.script import Target
 from ampwise.runner.spec import LaunchSpec
 from ampwise.runner.summary import NO_STEP_FOUND
 from ampwise.tune.half import check_parameters
-from ampwise.tune.outcome import INTERRUPTED, TIME_WAS_OVER, answer, check_losses, notes_on, origin_in, what_failed
+from ampwise.tune.outcome import (
+    INTERRUPTED,
+    TIME_WAS_OVER,
+    answer,
+    check_losses,
+    is_refusal,
+    notes_on,
+    origin_in,
+    what_failed,
+)
 from ampwise.tune.parity import noise_of
 from ampwise.tune.question import Question
 from ampwise.tune.reasons import reasons_for
@@ -174,6 +183,9 @@ class Tuner:
     def _failed(self, run: RunRecord, first: RunRecord) -> TuningRecord:
         if run.end is RunEnd.NO_STEPS:
             raise CannotRunError(NO_STEP_FOUND)
+        if is_refusal(run):
+            told = f"{what_failed(run)}: its own arguments stand behind its name"
+            return self._record(Outcome.FAULT_IN_FP32, told)
         what = f"{what_failed(run)} in fp32 too, so precision cannot fix this"
         told = origin_in(first)
         advice = f"; `ampwise doctor {inert_line(' '.join(self.target.command))}` looks for the cause"

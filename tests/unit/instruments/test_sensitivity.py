@@ -220,7 +220,7 @@ def test_a_module_that_cannot_be_called_again_is_told_and_harms_nobody():
             return self.fc(x)
 
     record = measured(training(Once(), randn(0, 5, 4)), num_steps=1)
-    assert "only once" in record.note
+    assert record.note == "the model itself: not measured: ValueError: only once"
     assert {one.module for one in record.modules} == {"", "fc"}
 
 

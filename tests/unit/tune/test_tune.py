@@ -98,12 +98,26 @@ def test_a_fault_in_fp32_cannot_be_fixed_by_precision(script):
     assert "ampwise doctor train.py" in record.explanation
     assert record.plan is None
     assert len(script.runs) == 1
-    assert ("fails after 0 steps (E: boom at m.py:3)" in record.explanation) == (script.fails_in_fp32 is not None)
+    told = "fails in its first step or before it (E: boom at m.py:3)"
+    assert (told in record.explanation) == (script.fails_in_fp32 is not None)
 
 
 def test_an_exit_without_a_word_is_told_by_its_status():
     script = Script(fails_in_fp32=Failure(kind="exit status 3", message=""))
-    assert "the script fails after 0 steps (exit status 3) in fp32 too" in tuner(script).tune().explanation
+    told = "the script fails in its first step or before it (exit status 3) in fp32 too"
+    assert told in tuner(script).tune().explanation
+
+
+def test_a_script_that_lacks_its_arguments_is_not_said_to_have_a_fault_of_precision():
+    script = Script(
+        fails_in_fp32=Failure(kind="exit status 2", message="usage: ...\ntrain.py: error: --lr is required")
+    )
+    record = tuner(script).tune()
+    assert record.outcome is Outcome.FAULT_IN_FP32
+    assert record.explanation == (
+        "the script fails in its first step or before it (exit status 2: train.py: error: --lr is required): its own "
+        "arguments stand behind its name"
+    )
 
 
 def test_a_fault_outside_of_all_modules_is_told(stack):
@@ -174,6 +188,9 @@ def test_steps_that_were_skipped_are_told_with_what_they_may_account_for(stack):
 def test_too_few_losses_are_refused(stack):
     stack.num_losses = 5
     with pytest.raises(CannotRunError, match=r"5 losses were seen in fp32, .* at least 8"):
+        tuner(stack).tune()
+    stack.num_losses = 1
+    with pytest.raises(CannotRunError, match=r"1 loss was seen in fp32, .* at least 8"):
         tuner(stack).tune()
 
 
