@@ -74,9 +74,7 @@ class Watch:
         if self._steps is not None:
             raise UsageError("this watch was used before; call ampwise.watch() again for another loop")
         with ExitStack() as undo:
-            if not self._bus.is_supplied:
-                has_optimizer = self._has_optimizer or any(map(self._is_concerned, live_objects(Optimizer)))
-                undo.enter_context(LoopWatcher(self._bus, has_optimizer=has_optimizer))
+            undo.callback(self._bus.share(self._loop))
             undo.callback(on_own_amp(self._on_own))
             for name, model in self._models.items():
                 self._modules.names.add_root(model, name=name or None)
@@ -152,6 +150,10 @@ class Watch:
         """Whether an optimizer's steps are the loop's: it trains a model that is watched, or none is known."""
         watched = {id(one) for model in self._models.values() for one in model.parameters()}
         return not watched or any(id(one) in watched for group in optimizer.param_groups for one in group["params"])
+
+    def _loop(self) -> LoopWatcher:
+        has_optimizer = self._has_optimizer or any(map(self._is_concerned, live_objects(Optimizer)))
+        return LoopWatcher(self._bus, has_optimizer=has_optimizer)
 
     def _on_own(self, what: str, *, in_dynamo: bool) -> None:  # noqa: ARG002 - a listener's signature
         self._own = self._own or what

@@ -25,14 +25,15 @@ class CastRecorder:
         self._watch = CastWatch(bus, steps=None)
 
     def __enter__(self) -> Self:
-        if not self._bus.is_supplied:
-            has_optimizer = any(True for _ in live_objects(Optimizer))
-            self._undo.enter_context(LoopWatcher(self._bus, has_optimizer=has_optimizer))
+        self._undo.callback(self._bus.share(self._loop))
         self._undo.enter_context(self._watch)
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._undo.close()
+
+    def _loop(self) -> LoopWatcher:
+        return LoopWatcher(self._bus, has_optimizer=any(True for _ in live_objects(Optimizer)))
 
     @property
     def record(self) -> CastRecord:

@@ -1,6 +1,7 @@
 """The events of a training loop, and the bus that carries them."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,6 +74,8 @@ class PrecisionTaken:
 
     what: str
     """By what, and which precision: ``ampwise.TrainStep (fp32)``."""
+    low: str | None = None
+    """The format below fp32 that it computes in, where no autocast of torch's tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +127,8 @@ class EventBus:
 
     _listeners: dict[type[Any], tuple[Callable[[Any], None], ...]] = field(default_factory=dict)
     _suppliers: "tuple[_Supplier, ...]" = ()
+    _shared: ExitStack = field(default_factory=ExitStack)
+    _num_sharers: int = 0
 
     def subscribe(self, kind: type[E], listener: Callable[[E], None]) -> Undo:
         """Call ``listener`` with every event of ``kind`` until the returned undo is called."""
@@ -157,10 +162,23 @@ class EventBus:
 
         return undo
 
-    @property
-    def is_supplied(self) -> bool:
-        """Whether somebody looks for a loop's events by now: a second one would tell of each twice."""
-        return bool(self._suppliers)
+    def share(self, make: Callable[[], AbstractContextManager[Any]]) -> Undo:
+        """Have a loop's events looked for until the returned undo is called, by one only: two would tell of each twice.
+
+        Where nobody does, what ``make`` gives is entered; it is left with the last who shares it, in whatever order
+        they end.
+        """
+        if self._suppliers and not self._num_sharers:
+            return lambda: None  # whoever runs the script looks for them throughout
+        if not self._num_sharers:
+            self._shared.enter_context(make())
+        self._num_sharers += 1
+        return self._leave_shared
+
+    def _leave_shared(self) -> None:
+        self._num_sharers -= 1
+        if not self._num_sharers:
+            self._shared.close()
 
     def publish(self, event: LoopEvent) -> None:
         """Hand ``event`` to every listener of its kind."""

@@ -178,6 +178,34 @@ def test_watches_that_end_in_the_wrong_order_leave_nothing_attached():
     assert first.recording.runs[0].nonfinite.traced_steps == (0, 1)
 
 
+@pytest.mark.parametrize("first_ends_first", [True, False])
+def test_a_watch_goes_on_hearing_of_the_loop_when_one_that_began_before_or_after_it_ends(first_ends_first):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watches = [ampwise.watch(model, optimizer, instruments=("usage",)) for _ in range(2)]
+    for one in watches:
+        one.__enter__()
+        step(model, optimizer)
+    for one in watches if first_ends_first else reversed(watches):
+        one.__exit__(None, None, None)
+        step(model, optimizer)
+    num_steps = [len(one.recording.runs[0].steps) for one in watches]
+    assert num_steps == ([2, 2] if first_ends_first else [3, 1])
+
+
+def test_a_record_of_casts_outlives_the_watch_that_it_began_under():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with ampwise.watch(model, optimizer, instruments=("usage",)) as rec:
+        casts = ampwise.record_casts()
+        casts.__enter__()
+        step(model, optimizer)
+    step(model, optimizer)
+    casts.__exit__(None, None, None)
+    step(model, optimizer)
+    assert (len(rec.recording.runs[0].steps), len(casts.record.steps)) == (1, 2)
+
+
 def test_a_generator_that_is_left_early_lets_go():
     def loop():
         model = Net()
