@@ -11,6 +11,7 @@ import torch
 from torch.nn import Module
 
 from ampwise._base.errors import RecordError, UsageError
+from ampwise.runtime.saving.full_disk import explained
 from ampwise.runtime.saving.plain_data import checksum, strangers
 from ampwise.runtime.saving.random_state import restore_random_state, take_random_state
 from ampwise.runtime.step.step import TrainStep
@@ -124,10 +125,11 @@ def _write_whole(target: Path, document: Mapping[str, Any]) -> None:
             os.fsync(file.fileno())
         temporary.replace(target)
     except BaseException as error:
+        fault = explained(str(error), target.parent)  # while what was written is still there
         with contextlib.suppress(OSError):
             temporary.unlink()
         if isinstance(error, (OSError, RuntimeError)):
-            raise UsageError(f"cannot write the checkpoint {target}: {error}; what was there is as it was") from error
+            raise UsageError(f"cannot write the checkpoint {target}: {fault}; what was there is as it was") from error
         raise
 
 

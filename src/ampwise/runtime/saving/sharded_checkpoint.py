@@ -16,6 +16,7 @@ from ampwise.compat.distributed import is_fsdp1, is_running, is_sharded, rank, w
 from ampwise.compat.distributed_checkpoint import FailedError, StrangerError, read_into, tensors_in, write
 from ampwise.runtime.casts.plan_places import without_wrappers
 from ampwise.runtime.saving.checkpoint import Path_, read_document, write_document
+from ampwise.runtime.saving.full_disk import explained
 from ampwise.runtime.saving.random_state import restore_random_state, take_random_state
 from ampwise.runtime.saving.shard_files import check_seen, damaged, digests_of_all, fault_of_index, first_of_all
 from ampwise.runtime.step.step import TrainStep
@@ -59,7 +60,11 @@ def save_sharded_checkpoint(
         "extra": dict(extra or {}),
         "files": digests,
     }
-    _as_first(lambda: _finish(partial, target, content))
+    try:
+        _as_first(lambda: _finish(partial, target, content))
+    except UsageError:
+        shutil.rmtree(partial, ignore_errors=True)  # of a rank that wrote elsewhere
+        raise
 
 
 def load_sharded_checkpoint(folder: Path_, *, step: TrainStep, model: Module | None = None) -> dict[str, Any]:
@@ -118,7 +123,7 @@ def _written(tensors: dict[str, Any], partial: Path) -> dict[str, str]:
     try:
         write(tensors, partial)
     except FailedError as error:
-        digests, faults = {}, [str(error)]
+        digests, faults = {}, [explained(str(error), partial.parent)]
     else:
         digests, faults = digests_of_all(partial)
     if faults:
@@ -272,8 +277,7 @@ def _begin(partial: Path, target: Path) -> None:
     is_taken = target.exists() and not (target / _HEADER).exists()
     if is_taken and not (target.is_dir() and not any(target.iterdir())):
         raise UsageError(
-            f"{target} is there and no sharded checkpoint; one is a folder of its own, which each save replaces: give "
-            "another name, such as one below it"
+            f"{target} is there and no sharded checkpoint, which is a folder of its own: give another name"
         )
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

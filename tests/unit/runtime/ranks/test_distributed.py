@@ -335,7 +335,9 @@ def test_one_process_saves_and_loads_too(tmp_path):
 def test_a_folder_of_something_else_is_neither_replaced_nor_loaded(tmp_path):
     place, step = _saved(tmp_path), _alone()
     for taken in (tmp_path, place / "ampwise"):
-        with pytest.raises(UsageError, match="is there and no sharded checkpoint; one is a folder of its own, which"):
+        with pytest.raises(
+            UsageError, match="is there and no sharded checkpoint, which is a folder of its own: give ano"
+        ):
             save_sharded_checkpoint(taken, step=step)
     assert load_sharded_checkpoint(place, step=step) == {"epoch": 3}
     with pytest.raises(RecordError, match=r"is one file: what save_checkpoint\(\) wrote, load_checkpoint\(\) loads"):

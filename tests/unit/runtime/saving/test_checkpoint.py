@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import torch
 
 from ampwise import TrainStep, load_checkpoint, save_checkpoint
 from ampwise._base.errors import RecordError, UsageError
+from ampwise.runtime.saving.full_disk import explained
 from ampwise.runtime.scaling.loss_scale import DynamicLossScale
 
 
@@ -249,6 +251,14 @@ def test_a_save_that_fails_leaves_the_one_before_and_no_rest(saved, monkeypatch,
         save_checkpoint(saved, step=Run().step)
     assert saved.read_bytes() == before
     assert [one.name for one in saved.parent.iterdir()] == [saved.name]
+
+
+def test_a_disk_without_room_is_told_where_torch_does_not_say_it(tmp_path):
+    short = "[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"
+    told = explained(short, tmp_path)
+    assert re.fullmatch(r".* \(torch could not go on writing, with [\d.]+ .?i?B free there: is the disk .*\)", told)
+    assert "with an unknown number of bytes free there" in explained(short, tmp_path / "gone")
+    assert explained("[Errno 13] Permission denied", tmp_path) == "[Errno 13] Permission denied"
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
