@@ -223,6 +223,18 @@ save_weights(model, "best.pt")
             ),
         ),
         Example(
+            title="a helper that is handed the object that has the scaler",
+            source="""
+import torch
+class Trainer:
+    def __init__(self, model):
+        self.scaler = torch.amp.GradScaler("cuda")
+        self.optimizer = torch.optim.SGD(model.parameters())
+    def save(self, folder):
+        save_optimizer(self, self.optimizer, folder)
+""",
+        ),
+        Example(
             title="an optimizer that no scaler steps",
             source=after_loss(_STEP)
             + """
@@ -309,7 +321,7 @@ def _not_saved(file: SourceFile, scalers: list[str]) -> Iterator[Finding]:
     if _has_scaler_key(file):
         return
     for literal in (*file.tree.nodes(ast.Dict), *file.tree.nodes(ast.Call)):
-        if _holds_optimizer(file, literal) and _is_saved(file, literal):
+        if _holds_optimizer(file, scalers, literal) and _is_saved(file, literal):
             name = _visible(file, scalers, literal)
             yield file.finding(INFO, literal, _message(name or scalers[0]), fix=_entry(file, literal, name))
     for entry in _entries(file):
@@ -348,22 +360,24 @@ def _is_dict(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Name) and call.func.id == "dict"
 
 
-def _holds_optimizer(file: SourceFile, literal: _Literal) -> bool:
+def _holds_optimizer(file: SourceFile, scalers: list[str], literal: _Literal) -> bool:
     if isinstance(literal, ast.Dict):
         return any(_is_optimizer_state(file, value) for value in literal.values)
     if _is_dict(literal):
         return any(_is_optimizer_state(file, keyword.value) for keyword in literal.keywords)
     if file.names.resolve(literal.func) == "torch.save":
         return bool(literal.args) and _is_optimizer_state(file, literal.args[0])
-    return _is_handed_to_helper(file, literal)
+    return _is_handed_to_helper(file, scalers, literal)
 
 
-def _is_handed_to_helper(file: SourceFile, call: ast.Call) -> bool:
-    """Whether a function that is not in this file is to save an optimizer, and is handed no scaler."""
+def _is_handed_to_helper(file: SourceFile, scalers: list[str], call: ast.Call) -> bool:
+    """Whether a function that is not in this file is to save an optimizer, and is handed no scaler nor who has it."""
     if not _saves(call) or _LOADS.search(_name(call)) or file.names.function(call) is not None:
         return False
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
     if any(_SCALER_KEY.search(ast.unparse(one)) for one in (*given, *call.keywords)):
+        return False
+    if {scaler.rpartition(".")[0] for scaler in scalers} & {dotted(one) for one in given}:
         return False
     if any(isinstance(one, ast.Starred) for one in call.args) or any(keyword.arg is None for keyword in call.keywords):
         return False

@@ -65,6 +65,16 @@ torch.autograd.set_detect_anomaly(False)
 """,
         ),
         Example(
+            title="for the sake of its stack traces, which wait for nothing",
+            source="""
+import torch
+
+def train_step(model, x):
+    with torch.autograd.detect_anomaly(check_nan=False):
+        model(x).backward()
+""",
+        ),
+        Example(
             title="in a test",
             source="""
 import torch
@@ -91,11 +101,11 @@ def check(file: SourceFile) -> Iterator[Finding]:
         name = file.names.resolve(call.func) or ""
         if name not in _SWITCHES or _is_guarded(file, call):
             continue
+        is_region = name.endswith(".detect_anomaly")
         mode = argument(call, "mode", 0)
-        is_on = (
-            mode is None if name.endswith(".detect_anomaly") else isinstance(mode, ast.Constant) and bool(mode.value)
-        )
-        if is_on:
+        is_on = is_region or (isinstance(mode, ast.Constant) and bool(mode.value))
+        checks = argument(call, "check_nan", 0 if is_region else 1)
+        if is_on and (checks is None or not isinstance(checks, ast.Constant) or checks.value):
             yield file.finding(INFO, call, f"{ast.unparse(call.func)}() is on in every run: it is for debugging")
 
 
