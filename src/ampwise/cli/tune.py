@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ampwise._base.errors import PlanError, UsageError
 from ampwise._base.text import inert_line
 from ampwise.cli.exits import INTERRUPTED, say
 from ampwise.cli.misplaced import hint_after_refusal, warn_of_misplaced
 from ampwise.cli.options import malloc_option, module_option, script_words, target_of
 from ampwise.cli.scripts import check_device, check_files, check_script, progress_bar, remove_empty
 from ampwise.cli.unwind import signals_unwind
-from ampwise.plan.file import parse_plan
+from ampwise.plan.file import load_plan, parse_plan
 from ampwise.plan.find import find_plan
 from ampwise.plan.writing import save_plan
 from ampwise.runner.script import Target
@@ -76,6 +77,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     target = target_of(words, is_module=options["is_module"])
     state = _state_of(options["output"])
     check_files({"--output": options["output"], "the search's state": state}, target)
+    _check_replaced(options["output"])
     status = check_script(target, verb="tune")
     if status:
         return status
@@ -112,6 +114,19 @@ def _question(options: Mapping[str, Any]) -> "Question":
         device=options["device"],
         malloc=Malloc(options["malloc"]),
     )
+
+
+def _check_replaced(output: Path) -> None:
+    """Refuse to write over a file that is no plan: a script, another tool's configuration."""
+    try:
+        if output.is_file() and output.stat().st_size:
+            load_plan(output)
+    except PlanError as error:
+        name = inert_line(str(output))
+        raise UsageError(
+            f"{name} is there and is no plan that ampwise can read, so it is not replaced; name another file, or "
+            f"remove it ({inert_line(str(error), max_length=200)})"
+        ) from error
 
 
 def _state_of(output: Path) -> Path | None:

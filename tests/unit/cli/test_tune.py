@@ -22,8 +22,7 @@ def folder(tmp_path, monkeypatch):
         (("-o", "plan.toml", "--target", "fp17"), '"fp17" is not a format to find a plan in; did you mean "fp16"?'),
         (("-o", "plan.toml", "--target", "fp32"), "(one of: fp16, bf16, fp8, fp8_e5m2)"),
         (("-o", "plan.toml", "--target", "tf32"), '"tf32" is not a format to find a plan in'),
-        (("-o", "plan.toml", "--keep-in", "fp8"), "a plan is looked for in one of fp16, bf16, fp8_e4m3, fp8_e5m2"),
-        (("-o", "plan.toml", "--keep-in", "fp8"), "with fp32 or bf16 beside it"),
+        (("-o", "plan.toml", "--keep-in", "fp8"), "one of fp16, bf16, fp8_e4m3, fp8_e5m2, with fp32 or bf16 beside it"),
         (("-o", "plan.toml", "--target", "bf16", "--keep-in", "bf16"), "keep modules in fp32"),
         (("-o", "plan.toml", "--tolerance", "-1"), "--tolerance"),
         (("-o", "plan.toml", "--steps", "3"), "3 steps are too few"),
@@ -49,3 +48,21 @@ def test_a_pipe_takes_the_plan_and_has_no_state_beside_it(folder, capsys):
     assert main(["tune", "--budget", "0", "-o", "/dev/null", "train.py"]) == 1
     assert "--resume" not in capsys.readouterr().err
     assert sorted(path.name for path in folder.iterdir()) == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("model.py", "import torch\n"),
+        ("pyproject.toml", '[project]\nname = "mine"\n'),
+        ("plan.toml", "default = 'fp61'\n"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_not_replaced(folder, capsys, name, text):
+    (folder / name).write_text(text)
+    assert main(["tune", "-o", name, "train.py"]) == 2
+    assert (
+        f"ampwise: {name} is there and is no plan that ampwise can read, so it is not replaced"
+        in capsys.readouterr().err
+    )
+    assert (folder / name).read_text() == text
