@@ -28,7 +28,9 @@ _PATH = click.Path(path_type=Path)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; write HTML only with -o.")
 @click.option("--all", "show_all", is_flag=True, help="Print every finding in full.")
 @click.option("--sarif", type=_PATH, metavar="FILE", help="Write the findings for a code host.")
-@click.option("--tensorboard", type=_PATH, metavar="LOGDIR", help="Write scalars and histograms for TensorBoard.")
+@click.option(
+    "--tensorboard", type=_PATH, metavar="LOGDIR", help="Write scalars, histograms and findings for TensorBoard."
+)
 def command(records: tuple[Path, ...], **options: Any) -> None:
     """Render RECORD, which `ampwise compare` or `doctor` wrote with --record.
 
@@ -56,7 +58,7 @@ def _render(record: Path, options: Mapping[str, Any]) -> None:
     if options["tensorboard"] is not None:
         from ampwise.integrations.tensorboard import write_events
 
-        write_events(recording, options["tensorboard"])
+        write_events(recording, options["tensorboard"], diagnosis=diagnosis)
     if options["sarif"] is not None:
         _write_sarif(options["sarif"], diagnosis)
     if page is not None:

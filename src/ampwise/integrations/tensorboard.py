@@ -1,5 +1,6 @@
-"""A recording as TensorBoard shows it: the curves of each run as scalars, the sizes of its numbers as histograms."""
+"""A recording as TensorBoard shows it: curves as scalars, the sizes of numbers as histograms, findings as text."""
 
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,11 +10,13 @@ from typing import Any, Final
 
 from ampwise._base.errors import CannotRunError, UsageError
 from ampwise._base.text import inert_line
+from ampwise.records.diagnosis import Diagnosis
 from ampwise.records.numerics import BINS_AN_OCTAVE, MagnitudeHistogram, TensorStatistics
 from ampwise.records.recording import Recording
 from ampwise.records.run import RunRecord, StepRecord
 
 _BIAS: Final = 127
+_TEXT_COLUMNS: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +28,20 @@ class Scalar:
     step: int
 
 
-def write_events(recording: Recording, folder: Path) -> None:
+def write_events(recording: Recording, folder: Path, *, diagnosis: Diagnosis | None = None) -> None:
     """Write one TensorBoard run for each run of the recording into ``folder``.
+
+    Args:
+        recording: What was measured.
+        folder: TensorBoard's ``--logdir``.
+        diagnosis: What was found in the first run: a text beside its curves.
 
     Raises:
         CannotRunError: the package tensorboard is not installed.
         UsageError: the folder cannot be written.
     """
     writer_of = _writer_class()
-    for name, run in _named(recording):
+    for place, (name, run) in enumerate(_named(recording)):
         try:
             writer = writer_of(str(folder / name))
         except OSError as error:
@@ -44,6 +52,8 @@ def write_events(recording: Recording, folder: Path) -> None:
                 writer.add_scalar(scalar.tag, scalar.value, scalar.step)
             for tag, tensor, step in _histograms(run):
                 writer.add_histogram_raw(tag, **raw_histogram(tensor.histogram), global_step=step)
+            if diagnosis is not None and place == 0:
+                writer.add_text("findings", findings_text(diagnosis), run.steps[-1].index if run.steps else 0)
 
 
 def scalars(run: RunRecord) -> Iterator[Scalar]:
@@ -78,6 +88,15 @@ def raw_histogram(histogram: MagnitudeHistogram) -> dict[str, Any]:
         "bucket_limits": [float(exponent + 1) for exponent in exponents],
         "bucket_counts": [counts.get(exponent, 0) for exponent in exponents],
     }
+
+
+def findings_text(diagnosis: Diagnosis) -> str:
+    """The findings as a block of Markdown that is shown as it is: no name in it is read as markup."""
+    lines = [
+        textwrap.fill(line, _TEXT_COLUMNS, initial_indent="    ", subsequent_indent="        ", break_on_hyphens=False)
+        for line in str(diagnosis).splitlines()
+    ]
+    return "\n".join(lines)
 
 
 def _tag(name: str, step: StepRecord) -> str:

@@ -7,6 +7,7 @@ import pytest
 import examined
 import recordings
 from ampwise._base.errors import CannotRunError
+from ampwise.doctor.diagnose import diagnose
 from ampwise.integrations import tensorboard
 from ampwise.integrations.tensorboard import raw_histogram, scalars, write_events
 
@@ -17,7 +18,7 @@ class FakeWriter:
     made: dict = {}  # noqa: RUF012  # filled anew by each test
 
     def __init__(self, folder):
-        self.scalars, self.histograms, self.closed = [], {}, False
+        self.scalars, self.histograms, self.texts, self.closed = [], {}, {}, False
         FakeWriter.made[folder.rpartition("/")[2]] = self
 
     def add_scalar(self, tag, value, step):
@@ -25,6 +26,9 @@ class FakeWriter:
 
     def add_histogram_raw(self, tag, *, global_step, **fields):
         self.histograms[tag] = {**fields, "step": global_step}
+
+    def add_text(self, tag, text, step):
+        self.texts[tag] = (text, step)
 
     def close(self):
         self.closed = True
@@ -50,6 +54,23 @@ def test_the_curves_and_the_histograms_are_written(written):
     assert "log2_activation/layers.1.wo" in writer.histograms
     assert "log2_weight/layers.0.weight" in writer.histograms
     assert "log2_activation/head" not in writer.histograms  # it holds no finite number
+
+
+def test_the_findings_are_a_text_of_the_first_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(tensorboard, "_writer_class", lambda: FakeWriter)
+    monkeypatch.setattr(FakeWriter, "made", {})
+    recording = examined.faulty()
+    diagnosis = diagnose(recording)
+    write_events(recording, tmp_path, diagnosis=diagnosis)
+    first, *others = FakeWriter.made.values()
+    text, step = first.texts["findings"]
+    assert step == recording.runs[0].steps[-1].index
+    assert all(finding.rule in text for finding in diagnosis.findings)
+    assert diagnosis.findings[0].remedy.split()[-1] in text
+    assert [writer.texts for writer in others] == [{}] * len(others)
+    lines = text.splitlines()
+    assert all(line.startswith("    ") for line in lines if line), "Markdown shows such a block as it is"
+    assert max(map(len, lines)) <= 100
 
 
 def test_a_loss_that_is_not_finite_is_a_point_too(written):
