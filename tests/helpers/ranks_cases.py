@@ -457,6 +457,19 @@ def chosen():
         module.choose_precision = own
 
 
+def unlike_options():
+    """What only one rank is given: a precision of its own, a plan, word of SIGTERM."""
+
+    def made(**options):
+        model = ddp()
+        return TrainStep(torch.optim.SGD(model.parameters(), lr=0.1), modules=[model], **options)
+
+    precisions = [made(precision="auto" if rank() == 0 else "fp32").precision]
+    precisions.append(made(**({"plan": "p=fp32,c=fp32,o=fp32"} if rank() == 0 else {"precision": "fp32"})).precision)
+    told = _refused(lambda: made(precision="fp32", on_preemption=print if rank() == 0 else None))
+    return {"precisions": precisions, "told": told}
+
+
 # ------------------------------------------------------------------ what it costs
 
 
@@ -787,6 +800,7 @@ TWO = (
     "named_losses",
     "headroom",
     "chosen",
+    "unlike_options",
     "collectives",
     "uneven",
     "compression",

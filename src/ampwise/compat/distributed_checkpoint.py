@@ -14,6 +14,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta, TensorStorageMetadata
 
+from ampwise.compat.collectives import explain
+
 _CLASSES: Final = frozenset(
     {
         ("torch", "Size"),
@@ -97,6 +99,9 @@ def write(tensors: dict[str, Any], folder: str | os.PathLike[str]) -> None:
         dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder, sync_files=True, overwrite=True))
     except CheckpointException as error:
         raise FailedError(_reasons(error)) from error
+    except RuntimeError as error:
+        explain(error)
+        raise
 
 
 def read_into(tensors: dict[str, Any], folder: str | os.PathLike[str]) -> None:
@@ -109,6 +114,9 @@ def read_into(tensors: dict[str, Any], folder: str | os.PathLike[str]) -> None:
         dcp.load(tensors, storage_reader=Reader(folder))
     except CheckpointException as error:
         raise FailedError(_reasons(error)) from error
+    except RuntimeError as error:
+        explain(error)
+        raise
 
 
 def _reasons(error: CheckpointException) -> str:

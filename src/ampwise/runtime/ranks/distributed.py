@@ -131,22 +131,31 @@ class Agreement:
             mine = collectives.broadcast(mine, group=group, near=near)
         return mine
 
-    def check_scale(self, scale: Tensor) -> None:
+    def check_scale(self, scale: Tensor, *, leaves: bool = False) -> None:
         """Refuse, on every rank alike, gradients that are summed over ranks and scaled differently in each.
 
+        Args:
+            scale: this rank's.
+            leaves: whether this rank asks the others after each step if one was told to leave.
+
         Raises:
-            CannotRunError: the loss scale is not the same on all ranks.
+            CannotRunError: the loss scale is not the same on all ranks, or some ranks alone ask.
         """
         with internal(), torch.no_grad():
-            one = scale.detach().reshape(()).to(_wide(scale.device))
-            largest, smallest = self.max(torch.stack([one, -one])).tolist()
+            one, asks = scale.detach().reshape(()).to(_wide(scale.device)), _number(float(leaves), scale.device)
+            largest, smallest, *asked = self.max(torch.stack([one, -one, asks, -asks])).tolist()
+        if asked[0] != -asked[1]:
+            raise CannotRunError(
+                f"on_preemption= was given on some ranks and not on others (here {'it was' if leaves else 'not'}): all "
+                "ranks have to leave after the same step. Give it on every rank; the function may save on one alone"
+            )
         if largest != -smallest:
             raise CannotRunError(
                 f"the loss scale is not the same on all ranks: it lies between {-smallest:g} and {largest:g} (here "
                 f"{float(scale):g}). Gradients are summed over ranks while they are scaled, so each would count by its "
-                "rank's scale. Give every rank the same loss_scale, and load the same checkpoint on every rank. A "
-                "scale for each rank is possible only where gradients are unscaled before they are reduced, as under "
-                "`ampwise run`"
+                "rank's scale. Give every rank the same precision and loss_scale, and load the same checkpoint on "
+                "every rank. A scale for each rank is possible only where gradients are unscaled before they are "
+                "reduced, as under `ampwise run`"
             )
 
     def _compare(self, scale: Tensor, total: float, squares: float) -> None:

@@ -81,17 +81,18 @@ class Preparation:
         if is_scaled:
             scaler.update()
 
-    def check_start(self, modules: Sequence[Module] = ()) -> None:
+    def check_start(self, modules: Sequence[Module] = (), *, leaves: bool = False) -> None:
         """Refuse a loss scale that is not that of all ranks, and see to it that the first steps compare the rest.
 
         Args:
             modules: the models trained.
+            leaves: whether all ranks ask after each step if one was told to leave.
 
         Raises:
             CannotRunError: it is not; on every rank.
         """
         if self.peers is not None:
-            self.peers.check_scale(torch.tensor(self._scale(), device=self.device))
+            self.peers.check_scale(torch.tensor(self._scale(), device=self.device), leaves=leaves)
             self._check_likeness = likeness_of(modules, self._optimizers, self._scale)
 
     def prepare(self, *, correction: float) -> Prepared:

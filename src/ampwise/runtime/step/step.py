@@ -133,8 +133,9 @@ class TrainStep:
         agreement = find_agreement(self._params, group=process_group, modules=self.modules)
         peers = peers_of(self.modules, agreement)
         self.choice = choose_precision("fp32" if self.plan else precision, device=device)
-        if precision == "auto" and not self.plan and peers is not None:
-            self.choice = peers.first(self.choice, near=device)  # measured, and so perhaps not the same on every rank
+        if peers is not None:  # whatever it was given, a rank takes part; a measured choice may differ from another's
+            first = peers.first(self.choice, near=device)
+            self.choice = first if precision == "auto" and not self.plan else self.choice
         self._events = LoopEvents(self.choice.precision)
         self._regime = Regime(precision=self.choice.precision, device_type=device.type)
         scale, named = self._regime.choose_loss_scale(scale_of_plan(self.plan) if loss_scale is None else loss_scale)
@@ -152,13 +153,13 @@ class TrainStep:
                 agreement=agreement,
                 peers=peers,
             )
-            self._begin(scale, capture=capture)
+            self._begin(scale, capture=capture, leaves=on_preemption is not None)
             self._leave_if_told = watch_preemption(self, on_preemption, device)
             on_error.pop_all()
 
-    def _begin(self, scale: LossScale, *, capture: bool) -> None:
+    def _begin(self, scale: LossScale, *, capture: bool, leaves: bool) -> None:
         """Check ranks and parameters, and make what belongs to the steps to come; raises as the constructor."""
-        self.preparation.check_start(self.modules)
+        self.preparation.check_start(self.modules, leaves=leaves)
         name_all = partial(name_parameters, self.modules, self.optimizers)
         if self.scaler.is_enabled():
             refuse_fp16_parameters(name_all())

@@ -193,6 +193,14 @@ def test_a_measured_choice_is_the_first_ranks(two):
     assert two["chosen"] == ["bf16", "bf16"]
 
 
+def test_ranks_given_other_options_do_not_wait_for_each_other(two):
+    first, second = two["unlike_options"]
+    assert second["precisions"] == ["fp32", "fp32"]
+    assert first["precisions"][1] == "fp32"
+    assert "on_preemption= was given on some ranks and not on others (here it was)" in first["told"]
+    assert "on_preemption= was given on some ranks and not on others (here not)" in second["told"]
+
+
 # ------------------------------------------------------------------ gradients in 16 bits
 
 
