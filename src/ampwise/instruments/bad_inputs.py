@@ -1,6 +1,7 @@
 """Notes what models are given that is not finite already, so that no operator is blamed for it."""
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -63,13 +64,43 @@ class BadInputs:
             )
 
 
-def bad_buffers(names: ModuleNames, root: nn.Module) -> Iterator[str]:
-    """Paths of a model's buffers that are not finite and no masks. Waits for the device."""
-    for owner in root.modules():
+class BadBuffers:
+    """The buffers of models that are not finite, and which of them were so when their model was first called.
+
+    Args:
+        names: Of the modules.
+    """
+
+    def __init__(self, names: ModuleNames) -> None:
+        self._names = names
+        self._met: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._before: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
+
+    def see_model(self, model: nn.Module) -> None:
+        """A model is called; at the first time its buffers are looked at. Waits for the device."""
+        if model not in self._met:
+            self._met.add(model)
+            for owner, name in _bad_buffers(model):
+                self._before.setdefault(owner, set()).add(name)
+
+    def paths(self, models: Iterable[nn.Module]) -> tuple[str, ...]:
+        """The buffers of ``models`` that are not finite and no masks. Waits for the device."""
+        return tuple(self._path(owner, name) for model in models for owner, name in _bad_buffers(model))
+
+    def paths_before(self) -> tuple[str, ...]:
+        """Those that were so from the start."""
+        return tuple(self._path(owner, name) for owner, names in self._before.items() for name in sorted(names))
+
+    def _path(self, owner: nn.Module, name: str) -> str:
+        found = self._names.name_of(owner)
+        return f"{found.path}.{name}" if found is not None and found.path else name
+
+
+def _bad_buffers(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    for owner in model.modules():
         for name, tensor in owner.named_buffers(recurse=False):
             if not is_finite(tensor) and not _is_mask(tensor):
-                found = names.name_of(owner)
-                yield f"{found.path}.{name}" if found is not None and found.path else name
+                yield owner, name
 
 
 def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:

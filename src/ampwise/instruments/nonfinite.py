@@ -11,7 +11,7 @@ from torch import nn
 
 from ampwise.compat.memory import has_compiled_code
 from ampwise.compat.stance import has_dynamo, run_uncompiled
-from ampwise.instruments.bad_inputs import BadInputs, bad_buffers
+from ampwise.instruments.bad_inputs import BadBuffers, BadInputs
 from ampwise.instruments.guard import first_bad, is_any_bad
 from ampwise.instruments.models import Models
 from ampwise.instruments.origins import OriginFinder, is_finite
@@ -78,6 +78,7 @@ class NonFiniteWatch:
         self._replay = Replay()
         self._step_again = StepAgain()
         self._inputs = BadInputs(self.stack.names)
+        self._buffers = BadBuffers(self.stack.names)
         self._undo = ExitStack()
         self._uncompiled: ExitStack | None = None
         self._models = Models()
@@ -116,7 +117,9 @@ class NonFiniteWatch:
         return frozenset((*self._sampler.seen_steps, *self._replayed))
 
     def record(self) -> NonFiniteRecord:
-        """What was seen so far."""
+        """What was seen so far; waits for the device."""
+        with internal():
+            buffers = self._buffers.paths(self._models)
         origins = (
             *self._finder.origins(found_by=FoundBy.TRACE),
             *self._again.origins(found_by=FoundBy.REPLAY),
@@ -132,7 +135,8 @@ class NonFiniteWatch:
             weight_steps=tuple(self._bad_steps["weight"]),
             traced_steps=self._sampler.seen_steps,
             inputs=self._inputs.record(),
-            buffers=self._bad_buffers(),
+            buffers=buffers,
+            buffers_before=self._buffers.paths_before(),
             replayed_steps=tuple(self._replayed),
             is_compiled=has_compiled_code(),
             guard_ms=self._cost_s * 1_000 / max(self._step, 1),
@@ -145,6 +149,7 @@ class NonFiniteWatch:
         with self._costed():
             self._models.see_model(event.module)
             self.stack.names.name_of(event.module)  # while the frames that hold it are on the stack
+            self._buffers.see_model(event.module)
             if self._sampler.is_watching:
                 self._run_uncompiled()
                 self._inputs.see_arguments(self._step, event.module, event.args, event.kwargs)
@@ -277,10 +282,6 @@ class NonFiniteWatch:
         steps = self._bad_steps[what]
         if not steps or steps[-1] != self._step:
             steps.append(self._step)
-
-    def _bad_buffers(self) -> tuple[str, ...]:
-        with internal():
-            return tuple(one for root in self._models for one in bad_buffers(self.stack.names, root))
 
     def _phase(self) -> Phase:
         return Phase.OPTIMIZER if self._is_stepping_again else self._sampler.spot("").phase

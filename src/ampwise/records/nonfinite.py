@@ -130,6 +130,8 @@ class NonFiniteRecord:
     """What models were given that was not finite, in the steps watched in full; each once."""
     buffers: tuple[str, ...] = ()
     """Paths of the buffers, such as running statistics, that were not finite at the end of the run."""
+    buffers_before: tuple[str, ...] = ()
+    """Of those that were not when their model was first called."""
     traced_steps: tuple[int, ...] = ()
     """Steps in which every operator was watched; their times say nothing."""
     replayed_steps: tuple[int, ...] = ()

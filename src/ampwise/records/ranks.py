@@ -267,6 +267,7 @@ def _nonfinite(records: Sequence[tuple[int, NonFiniteRecord]]) -> NonFiniteRecor
         gradient_steps=_union(record.gradient_steps for _, record in records),
         weight_steps=_union(record.weight_steps for _, record in records),
         buffers=tuple(dict.fromkeys(name for _, record in records for name in record.buffers)),
+        buffers_before=tuple(dict.fromkeys(name for _, record in records for name in record.buffers_before)),
     )
 
 

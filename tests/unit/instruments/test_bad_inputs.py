@@ -89,3 +89,23 @@ def test_a_step_watched_in_full_shows_what_leaves_no_trace(steps):
     record = watch.record()
     assert record.traced_steps == steps
     assert [one.site.op for one in record.origins] == ([case.op] if steps else [])
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+        self.register_buffer("scale", torch.ones(2))
+        self.register_buffer("least", torch.full((), torch.inf))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.scale.mul_(1e25)
+        return self.fc(x) / self.scale
+
+
+@pytest.mark.parametrize("trace", [True, False])
+def test_a_buffer_that_became_infinite_is_told_from_one_that_always_was(trace):
+    record = watched(Counting(), torch.ones(3, 4), trace=trace)
+    assert record.buffers == ("scale", "least")
+    assert record.buffers_before == ("least",)

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -38,3 +39,9 @@ def test_how_close_they_are_is_told():
         "the loss ends at 1.84, and at 1.83 in fp32"
     ]
     assert list(RULE.reassure(of(run("bf16")))) == []
+
+
+def test_ends_are_none_where_another_optimizers_loss_was_lost():
+    watched = run("bf16")
+    lost = replace(watched.steps[-1], index=len(watched.steps), optimizer=1, loss=math.nan)
+    assert list(RULE.reassure(of(replace(watched, steps=(*watched.steps, lost)), fp32()))) == []

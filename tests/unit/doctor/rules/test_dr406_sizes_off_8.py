@@ -49,3 +49,5 @@ def test_without_a_profile_it_is_silent():
 def test_sizes_that_fit_are_told():
     told = list(RULE.reassure(case(speeds.PRODUCT, CLASSES)))
     assert told == ["99% of the bf16 products' operations have sizes that are multiples of 8"]
+    (tiny,) = RULE.reassure(case(speeds.product(4, 1, 8, padded=(8, 8, 8))))
+    assert tiny.endswith("multiples of 8; the others are too small to matter")
