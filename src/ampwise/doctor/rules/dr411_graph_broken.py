@@ -74,7 +74,7 @@ def reassure(case: Case) -> Iterator[str]:
     """Say how many graphs there are."""
     seen = case.run.compilation
     if seen is not None:
-        yield f"torch.compile kept its graphs whole: {_figures(seen)}"
+        yield f"torch.compile broke no graph: {_figures(seen)}"
 
 
 _RECOMPILES: Final = (
