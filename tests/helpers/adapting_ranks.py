@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from adapting import Blocks
-from ampwise import GradNormSpike, LossSpike, NonFinite, PrecisionScheduler
+from ampwise import GradNormSpike, LossSpike, NonFinite, PrecisionScheduler, UnderflowShare
 
 INF = float("inf")
 
@@ -42,6 +42,20 @@ def sharded():
     return _trained(model, model, INF, [NonFinite(), GradNormSpike()])
 
 
+def tensor_parallel():
+    """Modules that are given parts and give parts."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    model = Blocks()
+    parts = {"inp": ColwiseParallel(output_layouts=Replicate())}
+    for place in range(len(model.blocks)):
+        parts |= {f"blocks.{place}.wi": ColwiseParallel(), f"blocks.{place}.wo": RowwiseParallel()}
+    parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), parts)
+    return _trained(model, model, INF, [NonFinite(), UnderflowShare(format="fp8_e4m3")])
+
+
 def one_rank_spikes():
     """A loss that one rank alone sees moves all groups, and down again in portions, after a checkpoint too."""
     model = Blocks()
@@ -64,4 +78,4 @@ def one_rank_spikes():
     return {"moves": moves}
 
 
-CASES = ("one_rank_loses_numbers", "sharded", "one_rank_spikes")
+CASES = ("one_rank_loses_numbers", "sharded", "tensor_parallel", "one_rank_spikes")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from ampwise.compat.distributed import local_of
 from ampwise.interpose.internal import internal
 from ampwise.observe.statistics import amax, sample
 
@@ -99,7 +100,7 @@ def _take_in(take: Callable[[Any], None], value: Any) -> None:
 def _floating(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         if value.is_floating_point() and not value.is_sparse and value.numel():
-            yield value
+            yield local_of(value)
     elif isinstance(value, dict):
         for one in value.values():
             yield from _floating(one)
