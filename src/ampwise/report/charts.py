@@ -81,8 +81,9 @@ def scale_curves(recording: Recording) -> Figure | None:
         ]
         data.extend(_points(skipped, look, "triangle-down", 9, "step %{x} skipped at loss scale %{text}"))
         named.add(run.variant)
-    powers = [math.log2(step.scale) for _, steps in curves for step in steps if step.scale]
-    between = max(1, math.ceil((max(powers) - min(powers)) / _MAX_TICKS))  # a half would be written as a whole power
+    powers = [math.log2(step.scale) for _, steps in curves for step in steps if step.scale and is_finite(step.scale)]
+    octaves = max(powers, default=0.0) - min(powers, default=0.0)
+    between = max(1, math.ceil(octaves / _MAX_TICKS))  # a half would be written as a whole power
     axis = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "tickformat": "d", "tick0": 0, "dtick": between}
     return {"data": data, "layout": layout(x="optimizer step", y="loss scale", y_axis=axis, height=300)}
 

@@ -81,7 +81,7 @@ def test_the_scale_is_a_stepped_line_with_a_triangle_where_it_was_too_large(made
     assert triangle["marker"]["symbol"] == "triangle-down"
 
 
-@pytest.mark.parametrize(("lowest", "between"), [(15.0, 1), (8.0, 1), (-10.0, 4)])
+@pytest.mark.parametrize(("lowest", "between"), [(15.0, 1), (8.0, 1), (-10.0, 4), (math.inf, 1)])
 def test_the_scales_axis_is_marked_at_whole_powers(made, lowest, between):
     steps = made.steps([1.0, 1.0], 1.0, 0)
     steps = tuple(dataclasses.replace(one, scale=2.0**power) for one, power in zip(steps, (16.0, lowest), strict=True))
