@@ -1,6 +1,7 @@
 """Runs cases in several processes that train together: one start for many cases, for a start takes seconds.
 
-As a script (``python ranks.py MODULE WORLD FOLDER CASE...``) it imports the module once and forks into the ranks.
+As a script (``python ranks.py MODULE WORLD FOLDER SECONDS CASE...``) it imports the module once and forks into the
+ranks, which end after so many seconds.
 Each rank calls the module's functions of those names one after the other and leaves what they returned as JSON.
 """
 
@@ -25,7 +26,7 @@ def run_cases(module, names, *, world, folder, environ=None, timeout_s=TIMEOUT_S
     """What each case returned on each rank: ``{case: [of rank 0, of rank 1, ...]}``."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
-    command = [sys.executable, __file__, str(module), str(world), str(folder), *names]
+    command = [sys.executable, __file__, str(module), str(world), str(folder), str(timeout_s), *names]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **(environ or {})}
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environ, stdout=output, stderr=output, process_group=0)
@@ -42,7 +43,7 @@ def run_cases(module, names, *, world, folder, environ=None, timeout_s=TIMEOUT_S
     return {name: [one[name] for one in found] for name in names}
 
 
-def _launch(module, world, folder, *names):
+def _launch(module, world, folder, timeout_s, *names):
     import torch
 
     torch.set_num_threads(1)
@@ -53,7 +54,7 @@ def _launch(module, world, folder, *names):
     for rank in range(int(world)):
         process = os.fork()
         if process == 0:
-            signal.alarm(TIMEOUT_S)
+            signal.alarm(int(timeout_s))
             os._exit(_rank(cases, rank, int(world), folder, names))
         ranks.append(process)
     return max(os.waitstatus_to_exitcode(os.waitpid(one, 0)[1]) for one in ranks)
