@@ -16,7 +16,7 @@ from ampwise.adapt.groups import Group
 from ampwise.adapt.options import quoted
 from ampwise.plan.plan import Plan, Rule
 from ampwise.runtime.casts.cast_forward import CastForward, cast_forward_of
-from ampwise.runtime.casts.casting import apply_plan, device_type_of_model, put
+from ampwise.runtime.casts.casting import device_type_of_model, put, put_plan
 from ampwise.runtime.casts.op_rules import Formats, OpTable
 from ampwise.runtime.casts.plan_places import Bound, Place, bind, without_wrappers
 
@@ -75,7 +75,7 @@ class Cells:
         settings = _differing(model, plan, groups, safer=safer, has_rest=has_rest)
         self._num_groups, self._has_rest = len(groups), has_rest
         with ExitStack() as stack:
-            stack.callback(apply_plan(model, plan))
+            stack.callback(put_plan(model, plan))
             products = tuple(_products(group) for group in groups) if has_products else ()
             measured = {id(one): one for found in (*(one.modules for one in groups), *products) for one in found}
             _add_forwards(

@@ -12,7 +12,7 @@ from ampwise.compat.autograd import is_inside_backward
 from ampwise.compat.scaler import scale_of
 from ampwise.interpose.backward import BACKWARD, roots_of
 from ampwise.interpose.clipping import on_clipping
-from ampwise.interpose.internal import internal
+from ampwise.interpose.internal import internal, is_hidden
 from ampwise.interpose.optimizer_step import around_steps
 from ampwise.interpose.own_amp import ENTER, SCALER
 from ampwise.interpose.saving import PATH_FUNCTIONS
@@ -20,7 +20,7 @@ from ampwise.interpose.scaler_calls import around_scalers
 from ampwise.interpose.seam import intercept
 from ampwise.observe.checkpoints import holds_optimizer_state, holds_scaler_state
 from ampwise.observe.dtypes import dtype_name
-from ampwise.observe.events import EventBus, StepOutcome
+from ampwise.observe.events import EventBus, PrecisionTaken, StepOutcome
 from ampwise.observe.frames import Line, user_line
 from ampwise.records.site import Phase, Site
 from ampwise.records.usage import Misuse, MisusePlace, SavedState, ScalerMade, UsageRecord
@@ -63,7 +63,7 @@ class UsageWatch:
         self._undo = ExitStack()
         self._num_steps = self._num_backwards = self._num_scaled = self._num_scaler_steps = 0
         self._is_in_scaler_step = False
-        self._dtype: torch.dtype | None = None
+        self._low: str | None = None
         self._iteration = _Iteration()
         self._misuses: dict[tuple[Misuse, Line | None, str], _Count] = {}
         self._scalers: dict[tuple[Line | None, str], _Count] = {}
@@ -72,6 +72,7 @@ class UsageWatch:
     def __enter__(self) -> Self:
         for undo in (
             self._bus.subscribe(StepOutcome, self._on_step),
+            self._bus.subscribe(PrecisionTaken, self._on_taken),
             intercept(ENTER, self._around_enter),
             intercept(SCALER, self._around_making),
             intercept(BACKWARD, self._around_backward),
@@ -104,7 +105,7 @@ class UsageWatch:
             misuses = [self._place(*key, found) for key, found in self._misuses.items() if self._is_sure(key[0])]
         return UsageRecord(
             num_steps=self._num_steps,
-            autocast=None if self._dtype is None else dtype_name(self._dtype),
+            autocast=self._low,
             num_backwards=self._num_backwards,
             misuses=tuple(misuses),
             scalers=tuple(
@@ -135,9 +136,12 @@ class UsageWatch:
     def _on_step(self, _: StepOutcome) -> None:
         self._num_steps += 1
 
+    def _on_taken(self, taken: PrecisionTaken) -> None:
+        self._low = taken.low or self._low
+
     def _around_enter(self, proceed: Callable[..., Any], region: torch.autocast, *args: Any, **kwargs: Any) -> Any:
-        if is_enabled(region):
-            self._dtype = region.fast_dtype
+        if is_enabled(region) and not is_hidden():
+            self._low = dtype_name(region.fast_dtype)
         return proceed(region, *args, **kwargs)
 
     def _around_making(self, proceed: Callable[..., Any], scaler: Any, *args: Any, **kwargs: Any) -> None:
@@ -169,7 +173,7 @@ class UsageWatch:
             self._num_scaled += 1
             if not self._iteration.has_scaled:
                 self._iteration = _Iteration(has_scaled=True)
-            if self._dtype is torch.bfloat16:
+            if self._low == "bf16":
                 self._note(Misuse.SCALED_BF16, line=user_line(2), what=type(scaler).__name__)
         return proceed(scaler, *args, **kwargs)
 

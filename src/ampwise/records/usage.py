@@ -69,7 +69,7 @@ class UsageRecord:
     num_steps: int
     """Steps that ended while the instrument was on."""
     autocast: str | None = None
-    """The format of the autocast region that the script entered last; None where it entered none."""
+    """The format of the autocast region, or of the plan, that the script entered last; None where it entered none."""
     num_backwards: int = 0
     misuses: tuple[MisusePlace, ...] = ()
     scalers: tuple[ScalerMade, ...] = ()

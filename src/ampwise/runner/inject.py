@@ -11,8 +11,10 @@ from ampwise.emulate.recipes import RECIPES
 from ampwise.interpose.cast_lists import share_cuda_lists, use_cuda_lists
 from ampwise.interpose.custom_function import functions_in_fp32
 from ampwise.interpose.data import keep_data_out
+from ampwise.interpose.module_call import MODULE_CALL
 from ampwise.interpose.numpy_view import upcast_for_numpy
 from ampwise.interpose.own_amp import on_own_amp, where
+from ampwise.interpose.seam import intercept
 from ampwise.interpose.sparse_matmul import multiply_sparse_in_fp32
 from ampwise.interpose.threads import pass_to_threads
 from ampwise.observe.events import BUS, EventBus, PrecisionTaken, StepOutcome
@@ -141,6 +143,7 @@ class _Effect:
         has_fp16 = choice.precision == "fp16" or (plan is not None and any(one.compute == "fp16" for one in plan.rules))
         self._scaling = HiddenScale(loss_scale) if has_fp16 else None
         self._low_parameters: LowParameters | None = None
+        self._settles_late = False
         self._stack = ExitStack()
         self._rules = ExitStack()
 
@@ -175,8 +178,18 @@ class _Effect:
         if self._injected.left_alone is None:
             self._injected.left_alone = what
             self._tell_of_plan(what)
-        if not in_dynamo:
+        if in_dynamo or self._settles_late:
+            return
+        if torch.is_inference_mode_enabled():  # whose end puts autocast back as it was at its beginning
+            self._settles_late = True
+            self._stack.callback(intercept(MODULE_CALL, self._settle_outside))
+        else:
             self.settle()
+
+    def _settle_outside(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_inference_mode_enabled():
+            self.settle()
+        return proceed(*args, **kwargs)
 
     def _tell_of_plan(self, what: str) -> None:
         if self._plan is None or self._rules_stay:

@@ -19,7 +19,7 @@ from ampwise.plan.binding import gathered, idle_in_words
 from ampwise.plan.pinning import outdated_pin
 from ampwise.plan.plan import Plan
 from ampwise.runner.script import RefusedRun
-from ampwise.runtime.casts.cast_forward import cast_forward_of
+from ampwise.runtime.casts.cast_forward import RunsForward, cast_forward_of
 from ampwise.runtime.casts.casting import put
 from ampwise.runtime.casts.float8 import linears_in_float8
 from ampwise.runtime.casts.op_rules import OpTable, in_force, table_of
@@ -97,8 +97,14 @@ class PlanRules:
             self._stack.callback(linears_in_float8(module, bound.float8))
             # the layers there now
             bound = bind(module, self._plan, prefix=inner, root=root, with_default=False, around=self._around)
-        free = tuple(place for place in bound.places if cast_forward_of(place.module) is None)
-        put(replace(bound, places=free), device_type=self._device_type, stack=self._stack)
+        new = [place for place in bound.places if place.module not in self._known]
+        free = tuple(place for place in new if cast_forward_of(place.module) is None)
+        put(replace(bound, places=free), device_type=self._device_type, stack=self._stack, kind=RunsForward)
+        for place in new:
+            own = cast_forward_of(place.module)
+            if own is not None and place not in free:  # of the script's own plan
+                self._stack.callback(own.switch, own.region, own.table)
+                own.switch(place.region or own.region, place.table or own.table)
         self._known.update(module.modules())
         self._paths.setdefault(root, {}).update(dict.fromkeys(bound.paths))
         self._uncalled |= bound.uncalled

@@ -14,6 +14,8 @@ from ampwise.observe.events import BUS, EventBus
 from ampwise.plan.plan import Plan, Rule
 from ampwise.runner.inject import inject
 from ampwise.runner.spec import Lists
+from ampwise.runtime.casts.autocast import autocast
+from ampwise.runtime.casts.casting import apply_plan, plan_in_effect
 from ampwise.runtime.hardware.device import Choice
 from ampwise.runtime.step.step import TrainStep
 
@@ -240,3 +242,74 @@ def test_a_plans_rules_stay_where_a_fault_is_looked_for(stay):
         model(torch.ones(2, 4))
     assert injected.left_alone is not None
     assert seen == [torch.float32 if stay else torch.float16]
+
+
+LOW = Plan(default="fp32", rules=(Rule(module="0", compute="fp16"),), lists=Lists.STOCK)
+
+
+@pytest.fixture
+def plans(request):
+    """Puts ``LOW`` on a model as a script may, and gives what the model is called in."""
+    with contextlib.ExitStack() as undone:
+
+        def apply(model):
+            undone.callback(apply_plan(model, LOW))
+            return contextlib.nullcontext()
+
+        yield {
+            "apply": apply,
+            "region": lambda model: autocast("cpu", plan=LOW, model=model),
+            "in effect": lambda model: plan_in_effect(model, LOW),
+        }[request.param]
+
+
+@pytest.mark.parametrize("plans", ["apply", "region", "in effect"], indirect=True)
+def test_a_plan_that_the_script_puts_on_is_its_own_mixed_precision(plans):
+    model, seen = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)), []
+    model[1].register_forward_hook(lambda _, __, output: seen.append((output.dtype, torch.is_autocast_enabled("cpu"))))
+    rules = Plan(default="bf16", rules=(Rule(module="0", compute="fp32"),))
+    choice = Choice(precision="bf16", reason="asked for", slow_factor=None, device="cpu")
+    with inject(choice=choice, plan=rules, bus=BUS) as injected:
+        model(torch.ones(2, 4))
+        with plans(model):
+            model(torch.ones(2, 4))
+        assert not torch.is_autocast_enabled("cpu")
+    assert seen == [(torch.bfloat16, True), (torch.float32, False)]
+    assert " (fp32, 1 rule) made at " in injected.left_alone
+
+
+class Noting(nn.Linear):
+    def forward(self, x):
+        out = super().forward(x)
+        self.seen = out.dtype
+        return out
+
+
+@pytest.mark.parametrize("is_called_before", [True, False])
+@pytest.mark.parametrize("plans", ["apply", "region"], indirect=True)
+def test_a_rule_on_a_suspect_holds_in_a_script_with_a_plan_of_its_own(plans, is_called_before):
+    model, x = torch.nn.Sequential(Noting(4, 4), torch.nn.Linear(4, 1)), torch.ones(2, 4)
+    with plan_in_effect(model, LOW):
+        model(x)
+    assert model[0].seen is torch.float16
+    rules = Plan(default="fp16", rules=(Rule(module="0", compute="fp32", because="under suspicion"),))
+    choice = Choice(precision="fp32", reason="asked for", slow_factor=None, device="cpu")
+    with inject(choice=choice, lists=Lists.STOCK, plan=rules, rules_stay=True, bus=BUS):
+        if is_called_before:
+            model(x)
+        own = plans(model)
+        for _ in range(2):
+            with own:
+                model(x)
+            assert model[0].seen is torch.float32
+
+
+def test_an_own_region_in_inference_mode_leaves_no_autocast_on_behind_it():
+    model = torch.nn.Linear(4, 4)
+    with injecting() as injected:
+        assert model(torch.ones(2, 4)).dtype is torch.bfloat16
+        with torch.inference_mode(), torch.autocast("cpu", torch.float16):
+            assert model(torch.ones(2, 4)).dtype is torch.float16
+        assert model(torch.ones(2, 4)).dtype is torch.float32
+        assert not torch.is_autocast_enabled("cpu")
+    assert injected.left_alone.startswith("torch.autocast entered at ")

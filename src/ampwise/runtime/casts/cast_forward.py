@@ -12,12 +12,17 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
+from ampwise._base.errors import CannotRunError
 from ampwise.runtime.casts.autocast_calls import call_in_fp32, call_in_low
 from ampwise.runtime.casts.cast_values import LOW, cast_to, device_type_of, widened, with_gradient_in
 from ampwise.runtime.casts.op_rules import Formats, OpTable, run_under
 
 if TYPE_CHECKING:
     from ampwise.runtime.casts.gauge import Gauge, UnderflowGauge
+
+
+class NoTorchScriptError(CannotRunError, AttributeError):
+    """TorchScript cannot compile what a plan put on a module; to others, there is no such attribute."""
 
 
 class CastForward:
@@ -60,6 +65,15 @@ class CastForward:
     def __code__(self) -> CodeType:
         """Of the forward that was there, which ``torch.export`` reads."""
         return getattr(self.call, "__func__", self.call).__code__
+
+    @property
+    def __globals__(self) -> dict[str, Any]:
+        """Of the forward that was there, which only TorchScript's compiler reads here."""
+        raise NoTorchScriptError(
+            "a plan is in effect on this model, and torch.jit.script compiles the forward beneath it: what it makes "
+            "would compute without the plan. Use torch.jit.trace(model, inputs), which records the plan's casts; or "
+            "script the model when the plan is off it: call apply_plan's undo first, or leave the autocast region"
+        )
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         kept = kept_forward(self.call)
@@ -122,6 +136,10 @@ class CastForward:
         return result if is_within or region.output is not None else widened(result)
 
 
+class RunsForward(CastForward):
+    """One that the run put there, of which the script knows nothing: a plan of the script's may lie over it."""
+
+
 class OwnForward:
     """Stands in a copy or a pickle for the forward of a module's class, whose name need not be that of an attribute."""
 
@@ -155,6 +173,12 @@ def _made_again(
 ) -> CastForward:
     device_type, is_outermost = where
     return kind(forward_kept(kept), region=region, table=table, device_type=device_type, is_outermost=is_outermost)
+
+
+def is_planned(module: nn.Module) -> bool:
+    """Whether the script's own plan is in effect on the module."""
+    found = cast_forward_of(module)
+    return found is not None and not isinstance(found, RunsForward)
 
 
 def cast_forward_of(module: nn.Module) -> CastForward | None:

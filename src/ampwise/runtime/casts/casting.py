@@ -18,9 +18,10 @@ from ampwise.observe.modules import unwrapped
 from ampwise.plan.binding import gathered, has_place, idle_in_words
 from ampwise.plan.find import AnyPlan, find_plan
 from ampwise.plan.plan import Lists, Plan, Updates
-from ampwise.runtime.casts.cast_forward import CastForward, cast_forward_of
+from ampwise.runtime.casts.cast_forward import CastForward, cast_forward_of, is_planned
 from ampwise.runtime.casts.cast_values import DTYPES, LOW
 from ampwise.runtime.casts.float8 import linears_in_float8
+from ampwise.runtime.casts.own_plan import announce, is_held_off
 from ampwise.runtime.casts.plan_places import Bound, bind, without_effect
 from ampwise.runtime.casts.small_updates import keep_all
 from ampwise.runtime.hardware.placement import current_device
@@ -57,6 +58,20 @@ def apply_plan(model: nn.Module, plan: AnyPlan, *, optimizers: Optimizer | Seque
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance] # of a caller without types
         raise UsageError(f"apply_plan was given a {type(model).__name__}; give the model, a torch.nn.Module")
     plan = find_plan(plan)
+    if not is_held_off(plan, device_type_of_model(model)):
+        announce(plan, by="ampwise.apply_plan")
+    return put_plan(model, plan, optimizers=optimizers, stacklevel=3)
+
+
+def put_plan(
+    model: nn.Module, plan: Plan, *, optimizers: Optimizer | Sequence[Optimizer] = (), stacklevel: int = 2
+) -> Undo:
+    """``apply_plan`` for those who say themselves that they govern the precision.
+
+    Raises:
+        PlanError: as ``apply_plan``.
+        CannotRunError: as ``apply_plan``.
+    """
     model = unwrapped(model)
     check_free(model)
     owners = (optimizers,) if isinstance(optimizers, Optimizer) else tuple(optimizers)
@@ -70,6 +85,8 @@ def apply_plan(model: nn.Module, plan: AnyPlan, *, optimizers: Optimizer | Seque
         stack.callback(keep_all(owners, plan.updates))
         bound = bind(model, plan)
         device_type = device_type_of_model(model)
+        if is_held_off(plan, device_type):
+            return once(stack.pop_all().close)
         if plan.default == "tf32":
             stack.enter_context(tf32_enabled(on=True))
         if is_low(bound):
@@ -79,7 +96,7 @@ def apply_plan(model: nn.Module, plan: AnyPlan, *, optimizers: Optimizer | Seque
             bound = bind(model, plan)  # the layers that are there now
         put(bound, device_type=device_type, stack=stack, outermost=model)
         for sentence in idle_rules(plan, bound):
-            warnings.warn(f"plan: {sentence}", stacklevel=2)
+            warnings.warn(f"plan: {sentence}", stacklevel=stacklevel)
         return once(stack.pop_all().close)
     raise AssertionError  # no ExitStack swallows an exception that nothing in it swallows
 
@@ -101,7 +118,14 @@ def plan_in_effect(model: nn.Module, plan: AnyPlan) -> Generator[None]:
         undo()
 
 
-def put(bound: Bound, *, device_type: str, stack: ExitStack, outermost: nn.Module | None = None) -> None:
+def put(
+    bound: Bound,
+    *,
+    device_type: str,
+    stack: ExitStack,
+    outermost: nn.Module | None = None,
+    kind: type[CastForward] = CastForward,
+) -> None:
     """Replace the forward of each place, until ``stack`` is closed.
 
     Args:
@@ -109,9 +133,10 @@ def put(bound: Bound, *, device_type: str, stack: ExitStack, outermost: nn.Modul
         device_type: whose autocast, where the arguments of a call do not tell.
         stack: takes it all back.
         outermost: the module in whose forward casts of weights may be kept.
+        kind: what takes the place of a forward.
     """
     for place in bound.places:
-        forward = CastForward(
+        forward = kind(
             place.module.forward,
             region=place.region,
             table=place.table,
@@ -129,7 +154,7 @@ def check_free(model: nn.Module) -> None:
         CannotRunError: one is.
     """
     for path, module in model.named_modules():
-        if cast_forward_of(module) is not None:
+        if is_planned(module):
             raise CannotRunError(
                 f'a plan is in effect on this model already (at "{path or "the model itself"}"); '
                 "call the undo that apply_plan returned, or leave its autocast region, then apply the other plan"

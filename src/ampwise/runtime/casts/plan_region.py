@@ -16,6 +16,7 @@ from ampwise.compat.autocast import is_enabled
 from ampwise.observe.modules import unwrapped
 from ampwise.plan.find import AnyPlan, find_plan
 from ampwise.runtime.casts.cast_values import DTYPES, LOW
+from ampwise.runtime.casts.own_plan import announce, is_held_off
 from ampwise.runtime.casts.region_rules import RegionRules, rules_for
 
 P = ParamSpec("P")
@@ -55,10 +56,14 @@ class PlanRegion:
         made = self._autocast()  # torch's own complaints, once
         if self._dtype is not None and not is_enabled(made):
             self._is_enabled = False
+        if self._is_enabled and is_held_off(self._plan, device_type):
+            self._is_enabled = False
         self._own_rules: RegionRules | None = None
         self._entered = _Entered()
 
     def __enter__(self) -> Self:
+        if self._is_enabled and self._dtype is None:  # else torch's own, just below, is seen
+            announce(self._plan, by="ampwise.autocast")
         with ExitStack() as stack:
             stack.enter_context(self._autocast())
             if self._is_enabled:

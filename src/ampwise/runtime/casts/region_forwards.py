@@ -16,7 +16,7 @@ from torch import nn
 
 from ampwise._base.errors import CannotRunError
 from ampwise.compat.modules import structure_of
-from ampwise.runtime.casts.cast_forward import CastForward, forward_kept, kept_forward
+from ampwise.runtime.casts.cast_forward import CastForward, forward_kept, is_planned, kept_forward
 from ampwise.runtime.casts.plan_places import Bound
 
 Own = Callable[..., Any]
@@ -89,7 +89,7 @@ class RegionForwards:
                 continue
             attributes = vars(module)
             before = attributes.get("forward")
-            if isinstance(before, CastForward):
+            if is_planned(module):
                 self._take_off()
                 raise CannotRunError(
                     "another plan is in effect on this model: call the undo that apply_plan returned, or leave the "

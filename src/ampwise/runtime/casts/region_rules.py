@@ -30,7 +30,7 @@ from ampwise.runtime.casts.plan_places import (
 )
 from ampwise.runtime.casts.region_forwards import RegionForwards
 
-_MOST_KEPT = 4
+_MOST_KEPT = 16
 """Plans that one model is remembered with."""
 
 
@@ -132,12 +132,12 @@ def rules_for(plan: Plan, *, device_type: str, model: nn.Module) -> RegionRules:
     """
     with _LOCK:
         known = _KNOWN.setdefault(model, {})
-        found = known.get((plan, device_type))
+        found = known.pop((plan, device_type), None)
         if found is None or not found.fits(model):
-            known.pop((plan, device_type), None)
-            found = known[plan, device_type] = RegionRules(plan, device_type=device_type, model=model)
-            if len(known) > _MOST_KEPT:
-                del known[next(iter(known))]
+            found = RegionRules(plan, device_type=device_type, model=model)
+        known[plan, device_type] = found  # behind those that were asked for less lately
+        if len(known) > _MOST_KEPT:
+            del known[next(iter(known))]
         return found
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ampwise._base.errors import CannotRunError, PlanError, UsageError
+from ampwise.interpose.own_amp import switch_off_own_amp
 from ampwise.runtime.casts.casting import apply_plan, plan_in_effect
 from planned_nets import net, plan, same_state, state_of
 
@@ -112,3 +113,37 @@ def test_a_plan_of_another_torch_warns():
 def test_what_is_no_model_is_refused():
     with pytest.raises(UsageError, match="give the model"):
         apply_plan("model.pt", "bf16")
+
+
+def test_torchscript_is_told_why_it_cannot_compile_a_planned_model(x):
+    model = net()
+    undo = apply_plan(model, plan())
+    for part in (model, nn.Sequential(model)):
+        with pytest.raises(CannotRunError, match=r"compute without the plan. Use torch.jit.trace\(model, inputs\)"):
+            torch.jit.script(part)
+    assert not hasattr(model.forward, "__globals__")
+    traced = torch.jit.trace(model, x)
+    expected = model(x)
+    undo()
+    assert torch.allclose(traced(x), expected, atol=1e-2)
+    assert not torch.equal(model(x), expected)
+    torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
+
+
+@pytest.mark.parametrize("rules", [[], [{"module": "*", "compute": "bf16"}], [{"op": "linear", "compute": "bf16"}]])
+def test_no_plan_takes_effect_where_no_autocast_may(x, rules):
+    model = net()
+    expected = model(x)
+    low = plan(*rules, default="fp32" if rules else "bf16")
+    off = switch_off_own_amp(autocast=True)
+    try:
+        undo = apply_plan(model, low)
+        with plan_in_effect(net(), low):
+            assert torch.equal(model(x), expected)
+        with pytest.raises(CannotRunError, match="cannot compute in"):
+            apply_plan(model, plan(default="fp8_e5m2"))
+        undo()
+    finally:
+        off()
+    with plan_in_effect(model, low):
+        assert not torch.equal(model(x), expected)

@@ -14,10 +14,12 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.utils.checkpoint import checkpoint
 
 from ampwise._base.errors import CannotRunError, UsageError
+from ampwise.interpose.own_amp import switch_off_own_amp
 from ampwise.plan.plan import Lists, Plan, Rule
 from ampwise.runtime.casts.autocast import autocast
 from ampwise.runtime.casts.cast_forward import cast_forward_of
 from ampwise.runtime.casts.casting import apply_plan, plan_in_effect
+from ampwise.runtime.casts.region_rules import _MOST_KEPT, rules_for
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -452,3 +454,31 @@ def test_rules_without_effect_warn_once():
     assert caught[0].filename == __file__
     with region:
         pass
+
+
+@pytest.mark.parametrize("rules", [[], [{"module": "wo", "compute": "bf16"}], [{"op": "linear", "compute": "bf16"}]])
+def test_no_region_takes_effect_where_no_autocast_may(x, rules):
+    model = net()
+    expected, low = model(x), plan(*rules, default="fp32" if rules else "bf16")
+    off = switch_off_own_amp(autocast=True)
+    try:
+        with autocast("cpu", plan=low, model=model):
+            assert torch.equal(model(x), expected)
+    finally:
+        off()
+    with autocast("cpu", plan=low, model=model):
+        assert not torch.equal(model(x), expected)
+
+
+def test_of_many_plans_the_one_in_use_stays_known():
+    model = net()
+    many = [plan({"op": "softmax", "compute": "fp32", "because": str(one)}) for one in range(2 * _MOST_KEPT)]
+    first = rules_for(many[0], device_type="cpu", model=model)
+    for one in many[1:]:
+        assert rules_for(many[0], device_type="cpu", model=model) is first
+        rules_for(one, device_type="cpu", model=model)
+    assert rules_for(many[0], device_type="cpu", model=model) is first
+    forgotten = rules_for(many[-1], device_type="cpu", model=model)
+    for one in many[:_MOST_KEPT]:
+        rules_for(one, device_type="cpu", model=model)
+    assert rules_for(many[-1], device_type="cpu", model=model) is not forgotten
