@@ -76,13 +76,12 @@ def scale_curves(recording: Recording) -> Figure | None:
     for run, steps in curves:
         look = looks[run.variant]
         data.append({**_scale_line(run, steps, look), "showlegend": run.variant not in named})
-        skipped = [
-            (step.index, math.log2(step.scale), f"{step.scale:g}") for step in steps if step.skipped and step.scale
-        ]
+        powers = [(step, _power(step.scale)) for step in steps if step.skipped]
+        skipped = [(step.index, power, f"{step.scale:g}") for step, power in powers if power is not None]
         data.extend(_points(skipped, look, "triangle-down", 9, "step %{x} skipped at loss scale %{text}"))
         named.add(run.variant)
-    powers = [math.log2(step.scale) for _, steps in curves for step in steps if step.scale and is_finite(step.scale)]
-    octaves = max(powers, default=0.0) - min(powers, default=0.0)
+    every = [power for _, steps in curves for step in steps if (power := _power(step.scale)) is not None]
+    octaves = max(every, default=0.0) - min(every, default=0.0)
     between = max(1, math.ceil(octaves / _MAX_TICKS))  # a half would be written as a whole power
     axis = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "tickformat": "d", "tick0": 0, "dtick": between}
     return {"data": data, "layout": layout(x="optimizer step", y="loss scale", y_axis=axis, height=300)}
@@ -220,10 +219,15 @@ def _scale_line(run: RunRecord, steps: Sequence[StepRecord], look: _Look) -> Fig
     line = _line(run, steps, look)
     line["mode"] = "lines"
     line["line"]["shape"] = "hv"
-    line["y"] = [math.log2(step.scale) if step.scale else None for step in steps]
+    line["y"] = [_power(step.scale) for step in steps]
     line["text"] = [f"{step.scale:g}" if step.scale else None for step in steps]
     line["hovertemplate"] = f"step %{{x}}: loss scale %{{text}}{_which(run, steps[0])}"
     return line
+
+
+def _power(scale: float | None) -> float | None:
+    """Of two; None where there is no scale, or one that no axis shows."""
+    return math.log2(scale) if scale is not None and 0 < scale < math.inf else None
 
 
 def _which(run: RunRecord, step: StepRecord) -> str:

@@ -81,12 +81,22 @@ def test_the_scale_is_a_stepped_line_with_a_triangle_where_it_was_too_large(made
     assert triangle["marker"]["symbol"] == "triangle-down"
 
 
-@pytest.mark.parametrize(("lowest", "between"), [(15.0, 1), (8.0, 1), (-10.0, 4), (math.inf, 1)])
+@pytest.mark.parametrize(("lowest", "between"), [(15.0, 1), (8.0, 1), (-10.0, 4)])
 def test_the_scales_axis_is_marked_at_whole_powers(made, lowest, between):
     steps = made.steps([1.0, 1.0], 1.0, 0)
     steps = tuple(dataclasses.replace(one, scale=2.0**power) for one, power in zip(steps, (16.0, lowest), strict=True))
     axis = charts.scale_curves(made.recording([made.run("fp16", "fp16", steps=steps)], []))["layout"]["yaxis"]
     assert (axis["tick0"], axis["dtick"]) == (0, between)
+
+
+@pytest.mark.parametrize("scale", [math.inf, math.nan, -1.0])
+def test_a_scale_that_no_axis_shows_is_a_gap(made, scale):
+    steps = made.steps([1.0, 1.0], 1.0, 0)
+    steps = tuple(
+        dataclasses.replace(one, scale=own, skipped=True) for one, own in zip(steps, (16.0, scale), strict=True)
+    )
+    line, triangle = charts.scale_curves(made.recording([made.run("fp16", "fp16", steps=steps)], []))["data"]
+    assert (line["y"], list(triangle["y"])) == ([4.0, None], [4.0])
 
 
 def test_runs_without_a_loss_scale_have_no_chart_of_it(made):
