@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "helpers" / "elastic.py"
+SHARDS = SCRIPT.with_name("elastic_shards.py")
 NUM_STEPS = 12
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
@@ -66,6 +67,37 @@ def test_when_a_rank_is_killed_the_other_ends_with_an_explanation(tmp_path):
     ((statuses, _),), said = forked(tmp_path, 2, ("a", "--kill", 1, 7))
     assert statuses == [1, -signal.SIGKILL]
     assert "Another process of this training has ended or cannot be reached" in said
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        [(0, 5), (1, 2)],
+        pytest.param([(rank, place) for rank in (0, 1) for place in range(1, 9 - 5 * rank)], marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_killed_while_shards_are_written_costs_only_that_checkpoint(tmp_path, kills):
+    """The first rank writes three files at each save, its shards, the index and the header; the others write one."""
+    command = [sys.executable, SHARDS, tmp_path, "2", "4", json.dumps(kills)]
+    done = subprocess.run(
+        [*map(str, command)],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    whole, *killed = json.loads(done.stdout)
+    assert whole["statuses"] == [[0, 0]]
+    assert len(killed) == len(kills)
+    for (rank, place), one in zip(kills, killed, strict=True):
+        first, second = one["statuses"]
+        assert (first[rank], first[1 - rank], second) == (-signal.SIGKILL, 1, [0, 0])
+        num_saved = (place - 1) // (1 if rank else 3)
+        for end, expected in zip(one["ends"], whole["ends"], strict=True):
+            assert end == {**expected, "first": num_saved}
+        assert one["left"] == ["shards"]
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def main(arguments=None, **group):
     dist.destroy_process_group()
 
 
-def launch(num_ranks, folder, *arguments):
+def launch(num_ranks, folder, *arguments, train=main):
     """The statuses of the ranks that trained as forks of this process; a signal's is negative."""
     folder.mkdir(exist_ok=True)
     meeting = folder.with_suffix(".store")
@@ -97,7 +97,7 @@ def launch(num_ranks, folder, *arguments):
             signal.alarm(_TIMEOUT_S)
             status = 1
             try:
-                main(
+                train(
                     [str(folder), *map(str, arguments)],
                     init_method=f"file://{meeting}",
                     rank=rank,
