@@ -10,7 +10,7 @@ import click
 
 from ampwise._base.errors import CannotRunError
 from ampwise._base.text import inert_line
-from ampwise.cli.completion import complete_precisions
+from ampwise.cli.completion import complete_plans, complete_precisions
 from ampwise.cli.exits import COULD_NOT_RUN, INTERRUPTED, say
 from ampwise.cli.misplaced import hint_after_refusal, warn_of_misplaced
 from ampwise.cli.options import lists_option, module_option, script_words, target_of
@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="auto (default), fp32, tf32, bf16, fp16, or a preset.",
 )
-@click.option("--plan", metavar="PLAN", help="What runs in which format: a plan file, a preset.")
+@click.option(
+    "--plan", shell_complete=complete_plans, metavar="PLAN", help="What runs in which format: a plan file, a preset."
+)
 @click.option("--emulate", metavar="FORMAT", help="As if this CPU had the format's hardware: fp16, tf32, fp8_e4m3.")
 @module_option
 @click.option("--device", metavar="DEVICE", help="cpu, cuda:1, ...: the current device of the run.")

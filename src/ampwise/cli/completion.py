@@ -20,6 +20,14 @@ def complete_precisions(ctx: click.Context, param: click.Parameter, incomplete: 
     return _next(incomplete, ["auto", *presets()])
 
 
+def complete_plans(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The presets that begin so; where none does, files."""
+    from ampwise.plan.presets import presets
+
+    names = [CompletionItem(name) for name in _next(incomplete, presets())]
+    return names or complete_files(ctx, param, incomplete)
+
+
 def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """The GPUs of the table."""
     del ctx, param

@@ -12,7 +12,7 @@ import click
 from ampwise._base.errors import CannotRunError
 from ampwise._base.files import write_atomically
 from ampwise._base.text import inert_line
-from ampwise.cli.completion import complete_precisions
+from ampwise.cli.completion import complete_plans, complete_precisions
 from ampwise.cli.exits import INTERRUPTED, say
 from ampwise.cli.misplaced import hint_after_refusal, warn_of_misplaced
 from ampwise.cli.options import lists_option, malloc_option, module_option, nvtx_option, script_words, target_of
@@ -54,7 +54,9 @@ _SAYING: Final = {
     help="auto (default), a format or a preset; unless the script has its own.",
 )
 @click.option("--emulate", metavar="FORMAT", help="As if this CPU had the format's hardware: fp16, tf32, fp8_e4m3.")
-@click.option("--plan", metavar="PLAN", help="Watch it under this plan: a file, a preset.")
+@click.option(
+    "--plan", shell_complete=complete_plans, metavar="PLAN", help="Watch it under this plan: a file, a preset."
+)
 @click.option("--report", type=_PATH, metavar="FILE", help="Write one self-contained HTML file.")
 @click.option("--record", type=_PATH, metavar="FILE", help="Where the recording goes; default: a folder for scratch.")
 @click.option("--sarif", type=_PATH, metavar="FILE", help="Write the findings for a code host.")

@@ -12,7 +12,7 @@ from ampwise._base.errors import CannotRunError, UsageError
 from ampwise._base.files import check_writable, write_atomically
 from ampwise._base.text import inert_line
 from ampwise._base.units import parse_bytes, parse_count
-from ampwise.cli.completion import complete_devices, complete_files, complete_precisions
+from ampwise.cli.completion import complete_devices, complete_files, complete_plans, complete_precisions
 from ampwise.cli.misplaced import misplaced, warn_of_misplaced
 from ampwise.cli.options import module_option, target_of
 from ampwise.cli.scripts import Show, check_script, progress_bar
@@ -80,7 +80,12 @@ class _Device:
     metavar="NAMES",
     help="One, or several with commas: fp32 (default), tf32, bf16, fp16, auto, a preset or a plan.toml.",
 )
-@click.option("--plan", metavar="PLAN", help="A plan.toml, or a preset by name, in place of --precision.")
+@click.option(
+    "--plan",
+    shell_complete=complete_plans,
+    metavar="PLAN",
+    help="A plan.toml, or a preset by name, in place of --precision.",
+)
 @click.option(
     "--world-size",
     type=click.IntRange(min=1),

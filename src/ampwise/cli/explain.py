@@ -12,7 +12,7 @@ import click
 from ampwise._base.errors import UsageError
 from ampwise._base.suggest import closest
 from ampwise._base.text import inert_line
-from ampwise.cli.completion import complete_topics
+from ampwise.cli.completion import complete_plans, complete_topics
 from ampwise.cli.operator_text import operator_head, operator_rows, planned_rows
 from ampwise.cli.rule_text import find_rule, rule_lines
 from ampwise.formats import FORMATS, find_format
@@ -60,7 +60,12 @@ class _TakesNegativeNumbers(click.Command):
 
 @click.command("explain", cls=_TakesNegativeNumbers)
 @click.argument("word", shell_complete=complete_topics)
-@click.option("--plan", metavar="PLAN", help="Say of an operator what this plan makes of it: a file, or a preset.")
+@click.option(
+    "--plan",
+    shell_complete=complete_plans,
+    metavar="PLAN",
+    help="Say of an operator what this plan makes of it: a file, or a preset.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(word: str, *, plan: str | None, as_json: bool) -> None:
     """Explain a format, what a number becomes in each format, in which precision an operator runs, or a rule.

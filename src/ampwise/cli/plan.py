@@ -8,6 +8,7 @@ import click
 
 from ampwise._base.errors import UsageError
 from ampwise._base.text import inert_line
+from ampwise.cli.completion import complete_files, complete_plans
 from ampwise.cli.exits import say
 from ampwise.cli.options import module_option, target_of
 from ampwise.cli.plan_text import diff_lines, plan_lines, preset_lines
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from ampwise.records.layout import LayoutRecord
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-_plan = click.argument("plan", metavar="PLAN")
-_script = click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT [ARGUMENTS]...]")
+_plan = click.argument("plan", metavar="PLAN", shell_complete=complete_plans)
+_script = click.argument(
+    "script", nargs=-1, type=click.UNPROCESSED, metavar="[-- SCRIPT [ARGUMENTS]...]", shell_complete=complete_files
+)
 
 
 class _ScriptBehindDashes(click.Command):
@@ -120,8 +123,8 @@ def check(plan: str, script: tuple[str, ...], *, is_module: bool, as_json: bool)
 
 
 @command.command("diff", short_help="Show how one plan differs from another.")
-@click.argument("before")
-@click.argument("after")
+@click.argument("before", shell_complete=complete_plans)
+@click.argument("after", shell_complete=complete_plans)
 @_json_option
 def diff(before: str, after: str, *, as_json: bool) -> int:
     """Show how plan AFTER differs from plan BEFORE; status 0 where they are the same, 1 where they differ.

@@ -17,7 +17,7 @@ import click
 
 from ampwise._base.errors import AmpwiseError, CannotRunError, UsageError
 from ampwise._base.text import inert_line
-from ampwise.cli.completion import complete_precisions
+from ampwise.cli.completion import complete_plans, complete_precisions
 from ampwise.cli.exits import INTERRUPTED, has_syntax_error, say
 from ampwise.cli.misplaced import hint_after_refusal, script_behind, warn_of_misplaced
 from ampwise.cli.options import (
@@ -118,7 +118,12 @@ class _Voice:
     metavar="NAME",
     help="auto (default), fp32, tf32, bf16, fp16, or a preset of `plan list`.",
 )
-@click.option("--plan", metavar="PLAN", help="What runs in which format: a plan file, a preset (`ampwise plan list`).")
+@click.option(
+    "--plan",
+    shell_complete=complete_plans,
+    metavar="PLAN",
+    help="What runs in which format: a plan file, a preset (`ampwise plan list`).",
+)
 @click.option(
     "--emulate",
     metavar="FORMAT",

@@ -11,6 +11,7 @@ import click
 
 from ampwise._base.errors import PlanError, UsageError
 from ampwise._base.text import inert_line
+from ampwise.cli.completion import complete_plans
 from ampwise.cli.exits import INTERRUPTED, say
 from ampwise.cli.misplaced import hint_after_refusal, warn_of_misplaced
 from ampwise.cli.options import malloc_option, module_option, script_words, target_of
@@ -54,7 +55,9 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Added to the script's seeds."
 )
-@click.option("--plan", metavar="PLAN", help="Begin with this plan's rules: a file, a preset.")
+@click.option(
+    "--plan", shell_complete=complete_plans, metavar="PLAN", help="Begin with this plan's rules: a file, a preset."
+)
 @click.option("--resume", is_flag=True, help="Go on where a search for the same FILE ended.")
 @module_option
 @click.option("--device", metavar="DEVICE", help="cpu, cuda:1, ...: the current device of the runs.")
