@@ -131,6 +131,18 @@ print(ampwise.load_sharded_checkpoint("a", step=made(4)))
     assert [one.name for one in tmp_path.iterdir()] == ["a"]
 
 
+def test_a_link_goes_on_naming_where_the_checkpoints_lie(tmp_path):
+    (tmp_path / "large disk").mkdir()
+    link, place = tmp_path / "checkpoint", tmp_path / "large disk" / "one"
+    link.symlink_to(place)
+    for epoch in range(3):
+        save_sharded_checkpoint(link, step=trained(), extra={"epoch": epoch})
+        assert link.is_symlink()
+        assert [load_sharded_checkpoint(one, step=trained())["epoch"] for one in (link, place)] == [epoch] * 2
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["checkpoint", "large disk"]
+    assert [one.name for one in place.parent.iterdir()] == ["one"]
+
+
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="needs a file system that refuses root too")
 def test_a_place_that_cannot_be_written_is_named():
     with pytest.raises(UsageError, match=r"cannot write the checkpoint: .*/sys/kernel/.a.part"):

@@ -44,7 +44,7 @@ def save_sharded_checkpoint(
         UsageError: inside a window of accumulation; something is no plain data; the model is FSDP's first form; the
             folder holds something else; or it cannot be written. On every rank.
     """
-    target = Path(folder)
+    target = Path(folder).resolve()  # what a link names is replaced, not the link
     root = _model_of(step, model)
     state = step.state_dict()
     names = _names_of(root)
@@ -82,7 +82,7 @@ def load_sharded_checkpoint(folder: Path_, *, step: TrainStep, model: Module | N
         RecordError: there is no such checkpoint, it is damaged, or does not fit: nothing was loaded then, on any rank;
             or the disk fails while it is read.
     """
-    place, document, held, fault = _looked_at(Path(folder))
+    place, document, held, fault = _looked_at(Path(folder).resolve())
     root = _model_of(step, model)
     names = _names_of(root)
     faults = [fault] if fault else [*damaged(place, document["files"]), *_faults(step, root, names, document, held)]
