@@ -25,7 +25,7 @@ class Cause(StrEnum):
     HIDDEN = "hidden"
     """The result is larger than its format holds, and a later operator made a finite number of the infinity."""
     INVALID = "invalid"
-    """A logarithm of zero, a division by zero, the root of a negative number."""
+    """A logarithm of zero, a division by zero, the root of a negative number, the mean of nothing."""
     MASK = "mask"
     """A mask's constant, added to or multiplied with a score, leaves the format's range."""
     EMPTY_ROW = "empty row"
@@ -55,7 +55,7 @@ def _of_operands(origin: Origin) -> Cause | None:
     """What the operator and its inputs tell, whatever the format."""
     if _is_empty_row(origin):
         return Cause.EMPTY_ROW
-    if is_invalid(origin):
+    if is_of_nothing(origin) or is_invalid(origin):
         return Cause.INVALID
     return Cause.MASK if _is_mask(origin) else None
 
@@ -83,6 +83,18 @@ def is_invalid(origin: Origin) -> bool:
     if op == "aten.pow":
         return _is_invalid_power(origin, last)
     return op in _DOMAINS and (last.minimum < 0.0 or op not in {"aten.sqrt", "aten.rsqrt"})
+
+
+def is_of_nothing(origin: Origin) -> bool:
+    """Whether it is a mean over no elements, or over targets that are all ignored: 0 / 0."""
+    if origin.kind is not NonFiniteKind.NAN or not origin.inputs:
+        return False
+    return 0 in origin.inputs[0].shape or ignores_every_target(origin)
+
+
+def ignores_every_target(origin: Origin) -> bool:
+    """Whether a loss of finite log-probabilities is NaN: it divides by the number of targets that count."""
+    return "nll_loss" in (origin.site.op or "") and all(one.minimum is not None for one in origin.inputs[:1])
 
 
 def holds_zero(one: Operand) -> bool:

@@ -5,7 +5,7 @@ from typing import Final
 
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
-from ampwise.doctor.causes import Cause, cause_of
+from ampwise.doctor.causes import Cause, cause_of, ignores_every_target, is_of_nothing
 from ampwise.doctor.faults import faults, meant
 from ampwise.doctor.origins import findings, limits_of, place_words
 from ampwise.doctor.reruns import fails_in_fp32
@@ -21,6 +21,11 @@ _STABLE: Final = {
     "sqrt": "Clamp before the root: x.clamp(min=eps).sqrt()",
     "div": "Add an epsilon that the format holds (1e-6 in bf16, 1e-4 in fp16) or clamp the divisor",
 }
+_SKIP: Final = "Leave empty batches out: `if not len(x): continue`, or sum and divide by `max(count, 1)`."
+_COUNT: Final = (
+    'Leave batches out in which every target is `ignore_index`, or take `reduction="sum"` and divide by '
+    "`(target != ignore_index).sum().clamp(min=1)`."
+)
 
 INFO = RuleInfo(
     id="DR102",
@@ -67,7 +72,14 @@ def reassure(case: Case) -> Iterator[str]:
 
 
 def _message(origin: Origin) -> str:
-    return f"{place_words(origin.site)} {_what(origin)}.{_why(origin)}"
+    what = _of_nothing(origin) if is_of_nothing(origin) else _what(origin)
+    return f"{place_words(origin.site)} {what}.{_why(origin)}"
+
+
+def _of_nothing(origin: Origin) -> str:
+    if ignores_every_target(origin):
+        return "divides by the number of targets that count, of which there are none"
+    return "is given a tensor without elements, and a mean of nothing is NaN"
 
 
 def _what(origin: Origin) -> str:
@@ -85,7 +97,7 @@ def _what(origin: Origin) -> str:
 
 def _why(origin: Origin) -> str:
     limits = limits_of(origin)
-    if limits is None or limits.name not in _HALVES:
+    if is_of_nothing(origin) or limits is None or limits.name not in _HALVES:
         return ""
     if _family(origin) == "log1p":
         return f" In {limits.name} every probability above {1 - limits.eps / 4:.6g} is 1."
@@ -100,6 +112,8 @@ def _smallest(limits: FloatFormat) -> str:
 
 def _remedy(origin: Origin, *, is_vain: bool) -> str:
     """What to do; fp32 is named where it helps."""
+    if is_of_nothing(origin):
+        return _COUNT if ignores_every_target(origin) else _SKIP
     stable = _STABLE.get(_family(origin), "Clamp the operand to the operator's range")
     return f"{stable}." if is_vain else f"{stable}; or compute the module in fp32."
 

@@ -35,6 +35,14 @@ def test_the_saturated_probability_is_named_with_its_figures():
         ),
         (origin("aten.sqrt", operand(-1e-3, 2.0), kind=NonFiniteKind.NAN), "takes the root of a negative number"),
         (origin("aten.pow", operand(0.0, 2.0), scalars=(-1.0,)), "divides by zero"),
+        (
+            origin("aten.mean", operand(shape=(0, 1)), kind=NonFiniteKind.NAN),
+            "is given a tensor without elements, and a mean of nothing is NaN.",
+        ),
+        (
+            origin("aten.nll_loss_forward", operand(-2.0, -0.1), operand(shape=(8,)), kind=NonFiniteKind.NAN),
+            "divides by the number of targets that count, of which there are none.",
+        ),
         (origin("aten.acos", operand(-1.0, 1.01), kind=NonFiniteKind.NAN), "leaves the range that it is defined on"),
     ],
     ids=lambda value: value.site.op if hasattr(value, "site") else None,
@@ -42,6 +50,18 @@ def test_the_saturated_probability_is_named_with_its_figures():
 def test_each_operation_says_what_it_was_given(one, words):
     (finding,) = RULE.check(case(one))
     assert words in finding.message
+
+
+def test_what_is_done_about_nothing_is_no_precision():
+    for op, given, words in (
+        ("aten.mean", operand(shape=(0, 1)), "Leave empty batches out"),
+        ("aten.nll_loss_forward", operand(-2.0, -0.1), "every target is `ignore_index`"),
+    ):
+        watched = case(origin(op, given, kind=NonFiniteKind.NAN), reruns=(fp32(losses=LOST),))
+        (finding,) = RULE.check(watched)
+        assert words in finding.remedy
+        assert "precision cannot fix it" in finding.remedy
+        assert finding.plan_rule is None
 
 
 @pytest.mark.parametrize(
@@ -52,8 +72,10 @@ def test_each_operation_says_what_it_was_given(one, words):
         origin("aten.mm", operand(-8.0, 8.0), operand(-1.0, 1.0)),
         origin("aten.log", operand(0.0, 1.0), phase=Phase.BACKWARD),
         origin("aten.log"),
+        origin("aten.mean", operand(shape=(0, 1)), phase=Phase.BACKWARD, kind=NonFiniteKind.NAN),
+        origin("aten.nll_loss_forward", operand(-2.0, -0.1)),
     ],
-    ids=["large quotient", "large square", "product", "backward", "no inputs"],
+    ids=["large quotient", "large square", "product", "backward", "no inputs", "backward of nothing", "large loss"],
 )
 def test_what_only_overflows_is_left_to_others(one):
     assert list(RULE.check(case(one))) == []
