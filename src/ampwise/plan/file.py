@@ -21,6 +21,10 @@ from ampwise.plan.tables import ENUMS, HEAD_KEYS, RULES, head_mistakes, is_texts
 VERSION: Final = 1
 """The version of plan files that is written, and the newest that is read."""
 
+_MOST_BYTES: Final = 16 * 2**20
+"""No plan is longer; /dev/zero is."""
+_MOST_DEEP: Final = 32
+"""How many files may lead to one another."""
 _RULE_HEADER: Final = re.compile(rf"^[ \t]*\[\[[ \t]*{RULES}[ \t]*\]\]", re.MULTILINE)
 _RULE_PATH: Final = re.compile(r"(?:^|(?<= and ))rules\[(\d+)\](?:\.\w+)?")
 
@@ -86,10 +90,11 @@ class _Reader:
     def __init__(self) -> None:
         self._refusals: list[str] = []
         self._mistakes: dict[str, list[str]] = {}
+        self._read: dict[str, _Layer] = {}
 
     def plan(self, layer: _Layer) -> Plan:
         """The plan, unless anything was wrong."""
-        if not self._refusals and "default" not in layer.heads:
+        if not self._refusals and "default" not in layer.heads and not self._lacks_includes():
             first = next(iter(self._mistakes))
             self._mistakes[first].append('default: is missing; write the format to compute in, as in default = "bf16"')
         complaints = [*self._refusals, *_in_words(self._mistakes)]
@@ -103,12 +108,25 @@ class _Reader:
         """What a file says; ``above`` are the files that led to it."""
         source = inert_line(os.fspath(path))
         try:
-            text = path.read_bytes().decode()
+            key = os.path.realpath(path)
+        except (OSError, ValueError) as error:
+            return self._refuse(source, _why_unreadable(error))
+        if key not in self._read:  # files that include one another twice over would be read 2 ** depth times
+            self._read[key] = self._file(path, source, above=(*above, key))
+        return self._read[key]
+
+    def _file(self, path: Path, source: str, *, above: Sequence[str]) -> _Layer:
+        try:
+            with path.open("rb") as file:
+                read = file.read(_MOST_BYTES + 1)
+            if len(read) > _MOST_BYTES:
+                return self._refuse(source, f"is not a plan: it is longer than {_MOST_BYTES // 2**20} MiB")
+            text = read.decode("utf-8-sig")  # Windows' editors write a byte order mark
         except UnicodeDecodeError as error:
             return self._refuse(source, f"is not a plan: it is not UTF-8 text (byte {error.start})")
         except (OSError, ValueError) as error:
             return self._refuse(source, _why_unreadable(error))
-        return self.text(text, source, folder=path.parent, above=(*above, os.path.realpath(path)))
+        return self.text(text, source, folder=path.parent, above=above)
 
     def text(self, text: str, source: str, *, folder: Path, above: Sequence[str]) -> _Layer:
         """What a text says."""
@@ -157,11 +175,18 @@ class _Reader:
             way = " -> ".join(inert_line(Path(one).name) for one in (*above[above.index(key) :], key))
             mistakes.append(f"include: {quoted(entry)} leads back to itself: {way}")
             return _NOTHING
+        if len(above) >= _MOST_DEEP:
+            mistakes.append(f"include: {quoted(entry)} is more than {_MOST_DEEP} files deep")
+            return _NOTHING
         if not entry.endswith(".toml"):
             wrong = not_one_of(inert_line(entry, max_length=60), preset_rows(), kind="preset")
             mistakes.append(f"include: {wrong}, nor a file that ends in .toml")
             return _NOTHING
         return self.file(path, above=above)
+
+    def _lacks_includes(self) -> bool:
+        """Whether something that was to be included was not, and may have had what is missing."""
+        return any(one.startswith("include:") for found in self._mistakes.values() for one in found)
 
     def _refuse(self, source: str, why: str) -> _Layer:
         line = f"{source} {why}"

@@ -1,4 +1,5 @@
 import re
+import tomllib
 
 import pytest
 
@@ -247,3 +248,40 @@ def test_json_is_told_from_toml(tmp_path):
     (tmp_path / "plan.json").write_text('{"version": 1, "default": "fp16"}')
     with pytest.raises(PlanError, match="it looks like JSON, and plans are TOML: ampwise plan show --toml"):
         load_plan(tmp_path / "plan.json")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_plan(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_bytes(b'\xef\xbb\xbfversion = 1\r\ndefault = "bf16"\r\n')
+    assert load_plan(path) == Plan(default="bf16")
+
+
+def test_a_file_without_end_is_refused():
+    with pytest.raises(PlanError, match="/dev/zero is not a plan: it is longer than 16 MiB"):
+        load_plan("/dev/zero")
+
+
+def test_files_that_lead_on_and_on_are_refused(tmp_path):
+    for number in range(100):
+        (tmp_path / f"{number}.toml").write_text(f'version = 1\ninclude = ["{number + 1}.toml"]\n')
+    with pytest.raises(PlanError, match=r'31.toml: 1 mistake\n  include: "32.toml" is more than 32 files deep$'):
+        load_plan(tmp_path / "0.toml")
+
+
+def test_a_file_is_read_once_however_many_include_it(tmp_path, monkeypatch):
+    for number in range(25):
+        text = f'version = 1\ninclude = ["{number + 1}.toml", "./{number + 1}.toml"]\n'
+        (tmp_path / f"{number}.toml").write_text(text)
+    (tmp_path / "25.toml").write_text('version = 1\ndefault = "bf16"\n')
+    num_reads, parse = [], tomllib.loads
+    monkeypatch.setattr(tomllib, "loads", lambda text: num_reads.append(0) or parse(text))
+    assert load_plan(tmp_path / "0.toml") == Plan(default="bf16")
+    assert len(num_reads) == 26
+
+
+def test_a_cycle_is_all_that_is_told_where_a_default_may_be_in_it(tmp_path):
+    for name, other in (("a", "b"), ("b", "a")):
+        (tmp_path / f"{name}.toml").write_text(f'version = 1\ninclude = ["{other}.toml"]\n')
+    with pytest.raises(PlanError) as raised:
+        load_plan(tmp_path / "a.toml")
+    assert "default" not in str(raised.value)
