@@ -20,8 +20,9 @@ _REFUSES_OR_KNOWS = re.compile(  # parsers that end the script at an option whic
     r"parse_args\b|\b(import|from)\s+(click|typer|fire|absl|docopt|optparse|getopt|tyro|plac|cyclopts|simple_parsing)\b"
 )
 _TAKES_OPTIONS_OF_OTHERS = re.compile(  # whose options stand in no source of the script's own
-    r"HfArgumentParser|TrlParser|LightningCLI|jsonargparse|configargparse|\b(import|from)\s+(hydra|sacred|gin|subprocess)\b"
-    r"|\bos\.(exec|spawn|system)|\bimport[^\n]*\b(main|cli)\b|\.(main|cli)\("
+    r"HfArgumentParser|TrlParser|LightningCLI|jsonargparse|configargparse|from_cli"
+    r"|\b(import|from)\s+(hydra|sacred|gin|subprocess|pyrallis|draccus|chz|defopt|clize|argh|torchtune)\b"
+    r"|\bexec\(|\brunpy\b|\bimportlib\b|__import__|\bos\.(exec|spawn|system)|\bimport[^\n]*\b(main|cli)\b|\.(main|cli)\("
 )
 
 
