@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TextIO
 
 from ampwise._base.errors import CannotRunError, RecordError
 from ampwise.estimate.mixed_precision import with_mixed_precision
@@ -138,8 +138,7 @@ def predicting(
                     reason=str(place / "reason"),
                     time_limit_s=time_limit_s,
                 )
-                ours.sendall(f"{order.to_json()}\n".encode())
-                answer = answers.readline()
+                answer = _answer(order, ours, answers)
                 if not answer:
                     raise CannotRunError(f"nothing can be estimated here: {last_lines(output)}")
                 made = _estimate(order, place, status=int(answer))
@@ -148,6 +147,15 @@ def predicting(
 
             with answers:
                 yield predict
+
+
+def _answer(order: Order, ours: socket.socket, answers: TextIO) -> str:
+    """What the worker says when the order is carried out; nothing where it has died, before or meanwhile."""
+    try:
+        ours.sendall(f"{order.to_json()}\n".encode())
+        return answers.readline()
+    except ConnectionError:
+        return ""
 
 
 def _launched(world_size: int | None) -> dict[str, str]:
