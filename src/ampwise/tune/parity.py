@@ -47,7 +47,7 @@ def noise_of(first: RunRecord, again: RunRecord, other: RunRecord, *, tolerance:
         allowed=allowed,
         num_steps=len(tail),
     )
-    _refuse(record, is_same=same == mine)
+    _refuse(record, is_same=same == mine, is_chosen=tolerance is not None)
     return record
 
 
@@ -98,13 +98,20 @@ def _curve_error(
     return (math.inf if behind else 0.0), words
 
 
-def _refuse(noise: NoiseRecord, *, is_same: bool) -> None:
-    if not is_same and noise.rerun > noise.allowed:
+def _refuse(noise: NoiseRecord, *, is_same: bool, is_chosen: bool) -> None:
+    """Refuse noise beyond the tolerance; beyond the loss itself, too, unless so much is asked for.
+
+    What another seed does is no measure where the seeds decide nothing: the tolerance would grow with the noise.
+    """
+    most, named = noise.allowed, f"the tolerance, {noise.allowed:.3g} ({noise.tolerance:.2%})"
+    if not is_chosen and noise.level < noise.allowed:
+        most, named = noise.level, f"the loss itself, {noise.level:.3g}"
+    share = noise.rerun / noise.level if noise.level else math.inf
+    if not is_same and noise.rerun > most:
         raise CannotRunError(
             f"two runs in fp32 with the same seeds differ by {noise.rerun:.3g} in their mean loss "
-            f"({noise.rerun / noise.level:.2%}), which is more than the tolerance, {noise.allowed:.3g} "
-            f"({noise.tolerance:.2%}): nothing could be told from such runs. Let the script seed all it draws from "
-            "(torch, numpy, its data loader's workers), or give a larger --tolerance"
+            f"({share:.2%}), which is more than {named}: nothing could be told from such runs. Let "
+            "the script seed all it draws from (torch, numpy, its data loader's workers), or give a larger --tolerance"
         )
 
 

@@ -157,6 +157,13 @@ def test_losses_that_do_not_repeat_are_refused_with_their_noise(stack):
         tuner(stack, tolerance=1e-3).tune()
 
 
+def test_losses_that_seeds_do_not_decide_are_refused_though_other_seeds_differ_as_much(stack):
+    stack.rerun_noise, stack.seed_noise = 2.0, 5.0
+    with pytest.raises(CannotRunError, match=r"same seeds differ by 2 .* more than the loss itself, 1\.\d+: nothing"):
+        tuner(stack).tune()
+    assert tuner(replace(stack, runs=[]), tolerance=9.0).tune().outcome is Outcome.FOUND
+
+
 def test_losses_that_hardly_differ_are_told(stack):
     stack.rerun_noise = 0.001
     record = tuner(stack).tune()
