@@ -41,7 +41,7 @@ def warn_of_misplaced(target: Target, command: click.Command) -> bool:
 
 def hint_after_refusal(target: Target, command: click.Command, failure: str | None) -> None:
     """Say it after a run that the script ended as parsers of arguments do, where the failure says so."""
-    is_refusal = failure is not None and re.search(rf"\bexit status {USAGE}\b", failure) is not None
+    is_refusal = failure is not None and re.search(rf"(?:^|\()exit status {USAGE}\b", failure) is not None
     hint = misplaced(target, command) if is_refusal else None
     if hint is not None:
         say(hint)

@@ -115,6 +115,7 @@ def test_every_command_with_a_script_warns_before_it_runs(script, monkeypatch, c
         ("exit status 2", True),
         ("it fails (exit status 2: usage) in fp32 too", True),
         ("exit status 21", False),
+        ("CalledProcessError: Command 'make' returned non-zero exit status 2.", False),
         (None, False),
     ],
 )
