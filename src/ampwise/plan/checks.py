@@ -52,6 +52,22 @@ def plan_mistakes(plan: Mapping[str, Any]) -> Iterator[str]:
         yield f"updates: {updates} is for parameters below fp32; parameters are {kept.name}"
 
 
+def kind_mistakes(fields: Mapping[str, Any], *, needed: str, texts: Sequence[str]) -> Iterator[str]:
+    """What is of a kind that no file gives: from Python anything may be.
+
+    Args:
+        fields: what was given.
+        needed: the one field that nothing stands in for.
+        texts: fields that are texts, or None; formats may also be dtypes of torch's.
+    """
+    if fields[needed] is None:
+        yield f"{needed}: is missing; give the format to compute in, such as bf16"
+    for name in texts:
+        given = fields[name]
+        if given is not None and not isinstance(given, str):
+            yield f"{name}: is {type(given).__name__} {inert_line(repr(given), max_length=60)}; give text"
+
+
 def own_name(given: Any) -> Any:
     """The name ampwise has for a format given by any of its names; what was given, where it is none."""
     found = None if given is None else find_format(str(given))

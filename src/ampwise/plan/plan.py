@@ -8,7 +8,15 @@ from typing import Any
 from ampwise._base.errors import PlanError
 from ampwise._base.suggest import not_one_of
 from ampwise._base.text import inert_line
-from ampwise.plan.checks import PLAN_FORMATS, RULE_FORMATS, own_name, plan_mistakes, quoted, rule_mistakes
+from ampwise.plan.checks import (
+    PLAN_FORMATS,
+    RULE_FORMATS,
+    kind_mistakes,
+    own_name,
+    plan_mistakes,
+    quoted,
+    rule_mistakes,
+)
 from ampwise.plan.names import op_mistake, operators_meant
 from ampwise.plan.patterns import covers
 
@@ -67,6 +75,7 @@ class Rule:
     """Why, for whoever reads the plan."""
 
     def __post_init__(self) -> None:
+        raise_for(list(kind_mistakes(_given(self), needed="compute", texts=("module", "op", "because"))))
         _settle(self, RULE_FORMATS, rule_mistakes)
 
     @property
@@ -143,6 +152,9 @@ class Plan:
     """The torch release whose cast lists hold, as ``2.13``; None means the installed one's."""
 
     def __post_init__(self) -> None:
+        raise_for(list(kind_mistakes(_given(self), needed="default", texts=("torch",))))
+        raise_for(list(_rules_mistakes(self.rules)))
+        object.__setattr__(self, "rules", tuple(self.rules))  # a list would leave the plan without a hash
         for name, enum in (("lists", Lists), ("updates", Updates)):  # words will do, as in a file
             object.__setattr__(self, name, _word(name, getattr(self, name), enum))
         _settle(self, PLAN_FORMATS, lambda own: [*plan_mistakes(own), *contradictions(enumerate(self.rules))])
@@ -197,9 +209,22 @@ def _shown(rule: Rule) -> str:
 
 def _settle(value: Rule | Plan, formats: Sequence[str], mistakes: Callable[[Mapping[str, Any]], Iterable[str]]) -> None:
     """Refuse a value with mistakes; put ampwise's own names of formats in place of those given."""
-    raise_for(list(mistakes({field.name: getattr(value, field.name) for field in fields(value)})))
+    raise_for(list(mistakes(_given(value))))
     for name in formats:  # the value is frozen, but not out of its constructor yet
         object.__setattr__(value, name, own_name(getattr(value, name)))
+
+
+def _given(value: Rule | Plan) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def _rules_mistakes(given: Any) -> Iterator[str]:
+    if not isinstance(given, (list, tuple)):
+        yield f"rules: is {type(given).__name__}; give a tuple of ampwise.Rule"
+        return
+    for index, one in enumerate(given):
+        if not isinstance(one, Rule):
+            yield f"rules[{index}]: is {type(one).__name__}; give an ampwise.Rule"
 
 
 def raise_for(mistakes: Sequence[str]) -> None:

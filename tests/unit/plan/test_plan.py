@@ -141,3 +141,36 @@ def test_closed_words_may_be_given_as_texts():
     assert isinstance(plan.updates, Updates)
     with pytest.raises(PlanError, match='updates: "mastr" is not a value of updates; did you mean "master"'):
         Plan(default="bf16", parameters="bf16", updates="mastr")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"module": 3, "compute": "fp32"}, "module: is int 3; give text"),
+        ({"op": ["softmax"], "compute": "fp32"}, "op: is list"),
+        ({"module": "a", "compute": "fp32", "because": b"x"}, "because: is bytes"),
+        ({"module": "a", "compute": None}, "compute: is missing; give the format to compute in"),
+    ],
+)
+def test_a_rule_of_the_wrong_kinds_is_refused(fields, text):
+    with pytest.raises(PlanError, match=text):
+        Rule(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"default": None}, "default: is missing"),
+        ({"rules": "softmax"}, "rules: is str; give a tuple of ampwise.Rule"),
+        ({"rules": (Rule(op="softmax", compute="fp32"), {"op": "mean"})}, r"rules\[1\]: is dict; give an ampwise.Rule"),
+        ({"torch": 2.13}, "torch: is float 2.13; give text"),
+    ],
+)
+def test_a_plan_of_the_wrong_kinds_is_refused(fields, text):
+    with pytest.raises(PlanError, match=text):
+        Plan(**{"default": "bf16", **fields})
+
+
+def test_a_list_of_rules_is_as_good_as_a_tuple():
+    rule = Rule(op="softmax", compute="fp32")
+    assert hash(Plan(default="bf16", rules=[rule])) == hash(Plan(default="bf16", rules=(rule,)))

@@ -210,7 +210,10 @@ def idle_rules(plan: Plan, bound: Bound) -> Iterator[str]:
 
 def _replace_forward(module: nn.Module, forward: CastForward) -> Undo:
     before = vars(module).get("forward", _MISSING)
-    module.forward = forward
+    try:
+        module.forward = forward
+    except (AttributeError, TypeError) as error:
+        raise CannotRunError(f"{type(module).__name__} does not let its forward be replaced: {error}") from error
 
     def undo() -> None:
         if vars(module).get("forward") is not forward:

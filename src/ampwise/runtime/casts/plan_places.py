@@ -5,6 +5,7 @@ Nothing is changed here: a plan that cannot be carried out is refused before it 
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import getattr_static
 from typing import Any, Final, Self
 
 import torch
@@ -94,6 +95,8 @@ def bind(
         for raw, module in tree.firsts()
         if id(module) in regions or id(module) in tables
     )
+    for place in places:
+        _check_replaceable(place)
     held_anywhere = {index for indices in held.values() for index in indices}
     holding = {index for index in held_anywhere if _is_possible(plan.rules[index])}
     return Bound(
@@ -397,6 +400,15 @@ def _check_region(module: nn.Module, path: str, mine: Resolved, plan: Plan) -> N
         raise CannotRunError(
             f'{place}: "{path or "the model"}" is compiled by TorchScript, whose code no rule reaches; '
             "leave it out of the rule, or use the module that it was compiled from"
+        )
+
+
+def _check_replaceable(place: Place) -> None:
+    """Refuse a module whose forward does not give way to an attribute of its own."""
+    if isinstance(getattr_static(type(place.module), "forward", None), property):
+        raise CannotRunError(
+            f'"{place.path or "the model"}" ({type(place.module).__name__}) has a property for its forward, which '
+            "nothing can take the place of: make forward a method, or wrap the module in one whose forward calls it"
         )
 
 

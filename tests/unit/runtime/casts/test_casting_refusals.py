@@ -147,3 +147,33 @@ def test_no_plan_takes_effect_where_no_autocast_may(x, rules):
         off()
     with plan_in_effect(model, low):
         assert not torch.equal(model(x), expected)
+
+
+class ByProperty(nn.Linear):
+    @property
+    def forward(self):
+        return super().forward
+
+
+class Fixed(nn.Linear):
+    def __setattr__(self, name, value):
+        if name == "forward":
+            raise AttributeError("this module is fixed")
+        super().__setattr__(name, value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (ByProperty, r'"1" \(ByProperty\) has a property'),
+        (Fixed, "Fixed does not let its forward be replaced: "),
+    ],
+)
+def test_a_forward_that_cannot_be_replaced_is_refused(kind, text):
+    model = nn.Sequential(nn.Linear(4, 4), kind(4, 4))
+    before = state_of(model)
+    with pytest.raises(CannotRunError, match=text):
+        apply_plan(
+            model, plan({"module": "0", "compute": "fp32"}, {"module": "1", "compute": "fp32", "output": "fp16"})
+        )
+    assert same_state(before, state_of(model))
