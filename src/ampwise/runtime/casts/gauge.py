@@ -81,8 +81,8 @@ class UnderflowGauge:
     def _take(self, given: Any) -> None:
         for tensor in _floating(given):
             values = tensor.detach()
-            few, peak = sample(values).abs().double(), amax(values).double()
-            is_lost = (few > 0) & (few * self._reach <= peak) & peak.isfinite()
+            few, peak = sample(values).abs().float(), amax(values).float()  # not every device has fp64
+            is_lost = (few > 0) & (few <= peak / self._reach) & peak.isfinite()
             share = is_lost.sum() / (few > 0).sum().clamp(min=1)
             self.numbers.copy_(torch.maximum(self.numbers, share.to(self.numbers.device, torch.float32)))
 
