@@ -28,6 +28,24 @@ def follow_leader(target: Target, *, verb: str) -> int | None:
     return follow(team, target) if team is not None and team.is_led else None
 
 
+def refuse_ranks(*, verb: str, then: str) -> None:
+    """Refuse what is done once, by one process.
+
+    Args:
+        verb: the command.
+        then: what to do with its result on all ranks.
+
+    Raises:
+        UsageError: several processes of it were started.
+    """
+    size = own_environment().get("WORLD_SIZE", "1")
+    if size.isdecimal() and int(size) > 1:
+        raise UsageError(
+            f"{size} processes of ampwise {verb} were started, and each would do all of it; start one, without "
+            f"torchrun. What it finds serves all ranks: torchrun --nproc-per-node {size} -m ampwise {then}"
+        )
+
+
 @contextmanager
 def runner_of_ranks() -> Generator[Runner]:
     """What makes a run: on this process's machine alone, or on every rank."""

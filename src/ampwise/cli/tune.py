@@ -16,6 +16,7 @@ from ampwise.cli.exits import INTERRUPTED, say
 from ampwise.cli.misplaced import hint_after_refusal, warn_of_misplaced
 from ampwise.cli.options import malloc_option, module_option, script_words, target_of
 from ampwise.cli.scripts import check_device, check_files, check_script, progress_bar, remove_empty
+from ampwise.cli.teams import refuse_ranks
 from ampwise.cli.unwind import signals_unwind
 from ampwise.plan.file import load_plan, parse_plan
 from ampwise.plan.find import find_plan
@@ -76,6 +77,7 @@ def command(words: tuple[str, ...], **options: Any) -> int:
     Its files are left alone: what it saves goes to a scratch folder.
     Exit status: 0 a plan was written, 1 there is none, 2 wrong usage, 3 not run.
     """  # noqa: D301 - click's mark for a block kept as it is
+    refuse_ranks(verb="tune", then="run --plan plan.toml train.py")
     question = _question(options)
     target = target_of(words, is_module=options["is_module"])
     state = _state_of(options["output"])

@@ -66,3 +66,12 @@ def test_a_file_that_is_no_plan_is_not_replaced(folder, capsys, name, text):
         in capsys.readouterr().err
     )
     assert (folder / name).read_text() == text
+
+
+@pytest.mark.usefixtures("folder")
+def test_several_processes_of_one_search_are_refused(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert main(["tune", "-o", "plan.toml", "train.py"]) == 2
+    said = capsys.readouterr().err
+    assert "4 processes of ampwise tune were started, and each would do all of it; start one, without torchrun" in said
+    assert "torchrun --nproc-per-node 4 -m ampwise run --plan plan.toml train.py" in said
