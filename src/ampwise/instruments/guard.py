@@ -6,6 +6,7 @@ from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ampwise.compat.distributed import local_of
 from ampwise.compat.fused_step import norms_of
@@ -26,7 +27,8 @@ def is_any_bad(tensors: Sequence[Tensor]) -> bool:
     others: list[Tensor] = []
     for one in map(local_of, tensors):
         dtype = one.dtype
-        (alike[dtype, one.device] if dtype in _WIDE and one.layout is torch.strided else others).append(one)
+        has_norm = dtype in _WIDE and one.layout is torch.strided and not is_lazy(one)
+        (alike[dtype, one.device] if has_norm else others).append(one)
     return any(map(_is_one_bad, alike.values())) or not all(map(is_finite, others))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ampwise.compat.distributed import local_of
 from ampwise.compat.operators import Operator, last_sequence_number, running_sequence_number
@@ -286,7 +287,7 @@ def _is_plainly_finite(operator: Operator, result: Any) -> bool:
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether all of a floating tensor's numbers are finite; True for what holds none. Waits for the device."""
     dtype = tensor.dtype
-    if not dtype.is_floating_point or tensor.layout is not torch.strided or tensor.is_meta:
+    if not dtype.is_floating_point or tensor.layout is not torch.strided or tensor.is_meta or is_lazy(tensor):
         return True
     values = local_of(
         tensor.detach() if tensor.requires_grad else tensor

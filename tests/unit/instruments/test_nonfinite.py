@@ -435,3 +435,19 @@ def test_running_statistics_are_no_obstacle_to_running_a_backward_pass_again(num
     record = watched(trace=False, steps=[step] * num_steps)
     assert record.note is None
     assert (record.first.site.module, record.first.forward_op) == ("2", "aten.sqrt")
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_modules_that_have_not_seen_their_sizes_yet_are_no_obstacle(trace):
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Linear(4, 1))
+    model.unused = nn.ModuleList([nn.LazyLinear(4), nn.LazyBatchNorm1d()])
+    model.forward = lambda x: model[2](model[1](model[0](x)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step():
+        model(torch.randn(8, 4)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    record = watched(trace=trace, steps=[step] * 2)
+    assert (record.num_steps, record.origins, record.buffers) == (2, (), ())
