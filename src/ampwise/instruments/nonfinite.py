@@ -12,6 +12,7 @@ from torch import nn
 from ampwise.compat.memory import has_compiled_code
 from ampwise.compat.stance import has_dynamo, run_uncompiled
 from ampwise.instruments.bad_inputs import BadBuffers, BadInputs
+from ampwise.instruments.bad_outputs import BadOutputs
 from ampwise.instruments.guard import first_bad, is_any_bad
 from ampwise.instruments.models import Models
 from ampwise.instruments.origins import OriginFinder, is_finite
@@ -78,6 +79,7 @@ class NonFiniteWatch:
         self._replay = Replay()
         self._step_again = StepAgain()
         self._inputs = BadInputs(self.stack.names)
+        self._outputs = BadOutputs(self.stack.names)
         self._buffers = BadBuffers(self.stack.names)
         self._undo = ExitStack()
         self._uncompiled: ExitStack | None = None
@@ -135,6 +137,7 @@ class NonFiniteWatch:
             weight_steps=tuple(self._bad_steps["weight"]),
             traced_steps=self._sampler.seen_steps,
             inputs=self._inputs.record(),
+            outputs=self._outputs.record(),
             buffers=buffers,
             buffers_before=self._buffers.paths_before(),
             replayed_steps=tuple(self._replayed),
@@ -160,11 +163,15 @@ class NonFiniteWatch:
                     self._finder.taint((*event.module.parameters(), *event.module.buffers()))
             elif torch.is_grad_enabled():
                 self._replay.begin(event.module, event.args, event.kwargs)
+            if not torch.is_grad_enabled():
+                self._outputs.begin(event.args, event.kwargs)
 
     def _on_forward_end(self, event: ForwardEnded) -> None:
-        """Remember where the gradients of an outermost module's output come back."""
-        if torch.is_grad_enabled() and not self._sampler.is_watching:
-            with self._costed():
+        """Remember where the gradients of an outermost module's output come back; in an evaluation look at it."""
+        with self._costed():
+            if not torch.is_grad_enabled():
+                self._outputs.end(self._step, event.module, event.output)
+            elif not self._sampler.is_watching:
                 self._replay.end(event.module, event.output)
 
     def _on_backward(self, event: BackwardStarted) -> None:

@@ -110,6 +110,23 @@ class BadInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BadOutput:
+    """NaN that a model gave of finite arguments where no gradients were asked for, as in an evaluation."""
+
+    __pydantic_config__: ClassVar = CHECKS
+
+    step: int
+    """Index of the optimizer step that came next."""
+    module: str
+    """The outermost module that was called, as in ``Site``."""
+    value: Operand
+    file: str | None = None
+    """Where it was called, as in ``Site``."""
+    line: int | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NonFiniteRecord:
     """What was seen of infinities and NaN in one run."""
 
@@ -128,6 +145,8 @@ class NonFiniteRecord:
     """Steps after which a weight was not finite."""
     inputs: tuple[BadInput, ...] = ()
     """What models were given that was not finite, in the steps watched in full; each once."""
+    outputs: tuple[BadOutput, ...] = ()
+    """NaN in evaluations, the first of each model."""
     buffers: tuple[str, ...] = ()
     """Paths of the buffers, such as running statistics, that were not finite at the end of the run."""
     buffers_before: tuple[str, ...] = ()

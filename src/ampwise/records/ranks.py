@@ -263,6 +263,7 @@ def _nonfinite(records: Sequence[tuple[int, NonFiniteRecord]]) -> NonFiniteRecor
         base,
         origins=_unique(sorted(kept, key=lambda one: (one.step, one.found_by is FoundBy.GUARD, order[one.rank or 0]))),
         inputs=tuple(sorted(inputs, key=lambda one: one.step)),
+        outputs=tuple(replace(one, rank=rank) for rank, record in records for one in record.outputs),
         loss_steps=_union(record.loss_steps for _, record in records),
         gradient_steps=_union(record.gradient_steps for _, record in records),
         weight_steps=_union(record.weight_steps for _, record in records),
