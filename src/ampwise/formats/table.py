@@ -98,7 +98,8 @@ def get_format(name: str) -> FloatFormat:
     Raises:
         UsageError: it names none; the text suggests the nearest and lists all.
     """
-    found = find_format(name)
+    word = str(name)  # a dtype of torch's is written as its name
+    found = find_format(word)
     if found is None:
-        raise UsageError(not_one_of(name, FORMATS, kind="format"))
+        raise UsageError(not_one_of(word, FORMATS, kind="format"))
     return found

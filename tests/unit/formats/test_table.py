@@ -45,3 +45,9 @@ def test_a_row_fits_its_storage():
     for row in FORMATS.values():
         assert row.num_bits <= row.storage_bits
         assert row.bias == 2 ** (row.exponent_bits - 1) - 1
+
+
+@pytest.mark.parametrize("given", [3, None, ["fp16"]])
+def test_what_is_no_text_is_no_format(given):
+    with pytest.raises(UsageError, match="is not a format"):
+        get_format(given)

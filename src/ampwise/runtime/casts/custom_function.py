@@ -112,17 +112,21 @@ class _NotingSetupContext:
 
     def __init__(self, original: Method, regime: _Regime) -> None:
         functools.update_wrapper(self, original)
-        self._original, self._regime = original, regime
+        self.original, self.regime = original, regime
 
     def __call__(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> Any:
-        self._regime.note(ctx, inputs)
-        return self._regime.call(lambda *args: self._original(ctx, args, output), inputs, {})
+        self.regime.note(ctx, inputs)
+        return self.regime.call(lambda *args: self.original(ctx, args, output), inputs, {})
 
 
 def _note_in_setup_context(cls: Any, regime: _Regime) -> None:
     """Let the Function's ``setup_context``, which torch looks up after ``forward``, note the state. Done once."""
-    if cls is not None and not isinstance(cls.setup_context, _NotingSetupContext):
-        cls.setup_context = staticmethod(_NotingSetupContext(cls.setup_context, regime))
+    if cls is not None:
+        noting = cls.setup_context
+        if not isinstance(noting, _NotingSetupContext):
+            cls.setup_context = staticmethod(_NotingSetupContext(noting, regime))
+        elif noting.regime is not regime:  # inherited from a Function whose forward is another
+            cls.setup_context = staticmethod(_NotingSetupContext(noting.original, regime))
 
 
 def _device_type(given: Any) -> str:

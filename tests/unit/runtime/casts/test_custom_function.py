@@ -195,3 +195,21 @@ def test_a_backward_without_a_forward_is_refused():
 def test_run_sees_that_such_a_function_was_written_for_autocast(style):
     assert knows_autocast(style())
     assert not knows_autocast(style(lambda method: method, lambda method: method))
+
+
+def test_a_subclass_with_a_forward_of_its_own_has_its_own_state_in_an_inherited_setup_context():
+    parent = with_setup_context()
+
+    class Child(parent):
+        @staticmethod
+        @custom_fwd(cast_inputs=torch.float32)
+        def forward(x, w):
+            return x @ w
+
+    x, w = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        outs = [function.apply(x, w) for function in (parent, Child, parent, Child)]
+    parent.seen.clear()
+    for out in outs:
+        out.float().sum().backward()
+    assert [is_on for is_on, _ in parent.seen] == [True, False, True, False]
