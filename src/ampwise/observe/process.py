@@ -22,5 +22,6 @@ class _Known:
 @cache
 def _known() -> _Known:
     known = _Known()
-    os.register_at_fork(after_in_child=known.ask)
+    if hasattr(os, "register_at_fork"):  # Windows has none, and forks nothing
+        os.register_at_fork(after_in_child=known.ask)
     return known

@@ -1,7 +1,7 @@
 import multiprocessing
 import os
 
-from ampwise.observe.process import process_id
+from ampwise.observe.process import _known, process_id
 
 
 def test_it_is_this_process():
@@ -20,3 +20,8 @@ def test_a_forked_child_knows_its_own():
     finally:
         child.join(30)
     assert known == own == child.pid != os.getpid()
+
+
+def test_where_nothing_forks_it_is_known_too(monkeypatch):
+    monkeypatch.delattr(os, "register_at_fork")
+    assert _known.__wrapped__().number == os.getpid()
