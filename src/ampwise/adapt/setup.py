@@ -164,7 +164,15 @@ def _triggers(given: Any) -> tuple[Trigger | Schedule, ...]:
     mistakes = Mistakes()
     chosen = [mistakes.of(partial(get_trigger, one)) for one in several]
     mistakes.refuse()
-    return tuple(one for one in chosen if one is not None)
+    made = tuple(one for one in chosen if one is not None)
+    for kind, names in ((OverflowShare, ("format", "headroom")), (UnderflowShare, ("format",))):
+        asked = {tuple(getattr(one, name) for name in names) for one in made if isinstance(one, kind)}
+        if len(asked) > 1:
+            raise UsageError(
+                f"triggers has several {kind.__name__} with another {' or '.join(names)} each, and a step is measured "
+                "by one: give one of them"
+            )
+    return made
 
 
 def _safer(given: Any) -> str:
