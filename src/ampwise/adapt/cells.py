@@ -18,6 +18,7 @@ from ampwise.plan.plan import Plan, Rule
 from ampwise.runtime.casts.cast_forward import CastForward, cast_forward_of
 from ampwise.runtime.casts.casting import device_type_of_model, put, put_plan
 from ampwise.runtime.casts.op_rules import Formats, OpTable
+from ampwise.runtime.casts.own_plan import is_held_off
 from ampwise.runtime.casts.plan_places import Bound, Place, bind, without_wrappers
 
 SAFETY = ("fp16", "bf16", "fp32")
@@ -72,7 +73,8 @@ class Cells:
         has_products: bool = False,
     ) -> None:
         owners = _owners(groups)
-        settings = _differing(model, plan, groups, safer=safer, has_rest=has_rest)
+        is_off = is_held_off(plan, device_type_of_model(model))  # then nothing moves: all of it is fp32
+        settings = {} if is_off else _differing(model, plan, groups, safer=safer, has_rest=has_rest)
         self._num_groups, self._has_rest = len(groups), has_rest
         with ExitStack() as stack:
             stack.callback(put_plan(model, plan))

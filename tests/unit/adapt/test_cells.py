@@ -9,6 +9,7 @@ from adapting import Block, Blocks
 from ampwise import CannotRunError, Plan, Rule, UsageError, apply_plan
 from ampwise.adapt.cells import Cells, movable
 from ampwise.adapt.groups import groups_of
+from ampwise.interpose.own_amp import switch_off_own_amp
 from ampwise.runtime.casts.casting import cast_forward_of
 from ampwise.runtime.casts.op_rules import Formats
 
@@ -149,3 +150,19 @@ def test_a_group_that_cannot_move_is_told_before_anything_is_done():
     with pytest.raises(CannotRunError, match=r'groups cannot be moved to fp32: "block.wi" is to compute in fp32'):
         movable(model, PLANS["bf16"], groups_of(model, ["block"]), safer="fp32")
     assert not any("forward" in vars(one) for one in model.modules())
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_nothing_is_computed_below_fp32_where_no_autocast_may(name):
+    model, x = Blocks(), torch.randn(5, 4)
+    expected = outcome(model, x)
+    groups = groups_of(model, None)
+    off = switch_off_own_amp(autocast=True)
+    try:
+        cells = Cells(model, PLANS[name], groups, safer="fp32", has_rest=True)
+    finally:
+        off()
+    for raised in ((), (0,)):
+        cells.switch(raised)
+        assert all(torch.equal(one, two) for one, two in zip(outcome(model, x), expected, strict=True))
+    cells.close()
