@@ -174,7 +174,6 @@ def test_evaluating():
 
 
 def test_tensorboard(tmp_path):
-    pytest.importorskip("tensorboard")
     names = stand_ins()
     with ampwise.watch(names["model"], names["optimizer"], instruments=("usage",)) as recording:
         for x, y in names["loader"]:
