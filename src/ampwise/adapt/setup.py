@@ -1,5 +1,6 @@
 """What a scheduler is made of, checked before it touches the model."""
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from ampwise.runtime.casts.cast_forward import cast_forward_of
 from ampwise.runtime.casts.casting import device_type_of_model
 from ampwise.runtime.casts.plan_places import without_wrappers
 from ampwise.runtime.scaling.scale_numbers import refuse
+
+_LOG = logging.getLogger("ampwise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +143,17 @@ def prepared(
     )
 
 
-def _scaled(triggers: Iterable[Trigger | Schedule]) -> str | None:
+def _scaled(triggers: Sequence[Trigger | Schedule]) -> str | None:
     watching = next((one for one in triggers if isinstance(one, UnderflowShare)), None)
     found = None if watching is None else watching.format or emulated_format()
-    return found if found in SCALED else None
+    if found in SCALED:
+        return found
+    if all(isinstance(one, UnderflowShare) for one in triggers):
+        _LOG.warning(
+            "PrecisionScheduler: nothing will move: UnderflowShare() is the only trigger, and sees nothing where no "
+            "fp8 is emulated when the scheduler is made; name its format=, or add triggers"
+        )
+    return None
 
 
 def _faults(max_combinations: Any, every: Any) -> Iterator[str]:

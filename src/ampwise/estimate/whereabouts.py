@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ampwise.compat.autograd import is_inside_backward
 from ampwise.compat.imaginary import local_of
@@ -133,7 +134,9 @@ class Whereabouts:
         return MemoryCategory.OTHER if storage.is_from_host or is_between else MemoryCategory.TEMPORARY
 
     def _take_parameters(self, module: nn.Module) -> None:
-        self.num_parameters = max(self.num_parameters, sum(one.numel() for one in module.parameters()))
+        self.num_parameters = max(
+            self.num_parameters, sum(one.numel() for one in module.parameters() if not is_lazy(one))
+        )
         for one in module.modules():
             name = self._modules.names.name_of(one, parent=None if one is module else module)
             for tensor in (*one.parameters(recurse=False), *one.buffers(recurse=False)):
@@ -142,7 +145,7 @@ class Whereabouts:
                     self.names.setdefault(storage.born, name.path)
 
     def _know(self, tensor: Any, category: MemoryCategory) -> Storage | None:
-        storage = self._ledger.of(local_of(tensor)) if isinstance(tensor, Tensor) else None
+        storage = self._ledger.of(local_of(tensor)) if isinstance(tensor, Tensor) and not is_lazy(tensor) else None
         if storage is not None:
             self.known[storage.born] = category
         return storage

@@ -27,7 +27,7 @@ _DEVICES: Final = {Place.GPU: GPU, Place.HOST: torch.device("cpu")}
 
 def stand_in_for_tensors() -> Undo:
     """Let tensors of the imaginary GPU look like a GPU's in Python, until the returned undo is called."""
-    return put([*_properties(), *_methods(), *_makers(), *_contexts()])
+    return put([*_properties(), *_methods(), *_makers(), *_contexts(), *_of_lazy()])
 
 
 def is_gpu(device: object) -> bool:
@@ -72,6 +72,15 @@ def _methods() -> Iterator[StandIn]:
     yield StandIn(owner=_TENSOR, attribute="numpy", make=_from_zeros)
     yield StandIn(owner=_TENSOR, attribute="__array__", make=_from_zeros)
     yield StandIn(owner=_TENSOR, attribute="tolist", make=_from_zeros)
+
+
+def _of_lazy() -> Iterator[StandIn]:
+    """Parameters without a shape yet let only those methods through that they list: the originals."""
+
+    def make(allowed: list[Any]) -> list[Any]:
+        return [*allowed, Tensor.to, Tensor.cuda, Tensor.get_device]
+
+    yield StandIn(owner="torch.nn.parameter:UninitializedTensorMixin", attribute="_allowed_methods", make=make)
 
 
 def _itself(tensor: Tensor, *_: Any, **__: Any) -> Tensor:

@@ -109,17 +109,16 @@ class Question:
         }
 
 
-def format_called(word: str) -> str:
+def format_called(word: object) -> str:
     """The format to compute in that a user means.
 
     Raises:
         UsageError: no plan is looked for in that.
     """
-    found = find_format(word)
+    found = find_format(word) if isinstance(word, str) else None
     if found is None or found.name not in FORMATS:
-        raise UsageError(
-            f"target: {not_one_of(inert_line(word, max_length=60), WORDS, kind='format to find a plan in')}"
-        )
+        given = inert_line(str(word), max_length=60)
+        raise UsageError(f"target: {not_one_of(given, WORDS, kind='format to find a plan in')}")
     return found.name
 
 

@@ -96,3 +96,9 @@ def test_a_state_of_an_emulation_goes_on_in_one():
         pytest.raises(RecordError, match="the same every=, and emulate the same format"),
     ):
         scheduler.load_state_dict(state)
+
+
+@pytest.mark.parametrize(("others", "is_told"), [([], True), (["nonfinite"], False)])
+def test_alone_and_without_fp8_it_says_that_nothing_will_move(others, is_told, caplog):
+    with PrecisionScheduler(Blocks(), "bf16", triggers=["underflow-share", *others]):
+        assert ("nothing will move" in caplog.text) is is_told

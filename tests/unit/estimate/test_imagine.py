@@ -469,3 +469,13 @@ def test_a_gpu_without_hardware_for_bf16_computes_in_it_all_the_same():
         assert not torch.cuda.is_bf16_supported(including_emulation=False)
         with torch.autocast("cuda", dtype=torch.bfloat16):
             assert nn.Linear(4, 4).cuda()(torch.ones(2, 4, device="cuda")).dtype is torch.bfloat16
+
+
+def test_modules_without_a_shape_yet_are_moved_and_get_it_there():
+    with imagining() as imagination:
+        model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(2)).cuda()
+        x = torch.randn(4, 16).cuda()
+        model(x)
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), x, lambda net, batch: net(batch).square().mean())
+        assert {one.device.type for one in model.parameters()} == {"cuda"}
+        assert imagination.whereabouts.num_parameters == 16 * 8 + 8 + 8 * 2 + 2

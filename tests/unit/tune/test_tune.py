@@ -13,6 +13,7 @@ from ampwise.records.run import OWN_REFUSAL, Failure
 from ampwise.records.sensitivity import OutsideSensitivity
 from ampwise.records.tuning import Outcome, TuningRecord, TuningState
 from ampwise.runner.spec import Amp
+from ampwise.tune.question import format_called
 from ampwise.tune.tune import Tuner
 from made_up_runs import Script, module, overflow, tuner
 
@@ -526,3 +527,9 @@ def test_a_search_that_is_refused_keeps_nothing(stack, tmp_path):
     with pytest.raises(CannotRunError, match="no loss"):
         tuner(stack, state=tmp_path / "state").tune()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", [None, 16, "fp33"])
+def test_a_format_that_is_none_is_refused(target):
+    with pytest.raises(UsageError, match="format to find a plan in"):
+        format_called(target)

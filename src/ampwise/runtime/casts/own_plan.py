@@ -23,4 +23,5 @@ def announce(plan: Plan, *, by: str) -> None:
 def is_held_off(plan: Plan, device_type: str) -> bool:
     """Whether the plan must have no effect: in a run that is made to see the script in fp32, no autocast has any."""
     asked = {plan.default, plan.grad, plan.output, *(one for rule in plan.rules for one in rule.wanted)}
-    return not asked <= _FULL and not is_enabled(torch.autocast(device_type))
+    # every device's autocast takes fp16; its default may be one that turns it off
+    return not asked <= _FULL and not is_enabled(torch.autocast(device_type, dtype=torch.float16))

@@ -278,3 +278,16 @@ def test_cuda_lists_are_shared_and_go_with_the_last_plan(x):
     with plan_in_effect(models[0], plan()):
         models[0](x)
     assert models[0].wo.dtypes["softmax"] is BF16
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16])
+def test_a_plan_holds_whatever_autocasts_default_dtype(default):
+    model, before, seen = nn.Sequential(nn.Linear(4, 4)), torch.get_autocast_dtype("cpu"), []
+    model[0].register_forward_hook(lambda *called: seen.append(called[2].dtype))
+    torch.set_autocast_dtype("cpu", default)
+    try:
+        with plan_in_effect(model, "bf16"):
+            model(torch.ones(1, 4))
+    finally:
+        torch.set_autocast_dtype("cpu", before)
+    assert seen == [torch.bfloat16]
