@@ -397,7 +397,7 @@ def test_cudas_lists_go_with_a_region_of_no_model(x):
 
 
 def test_lists_may_be_let_go_in_the_middle_of_a_compilation(x):
-    held = [autocast("cpu", plan="bf16")]
+    held, others = [autocast("cpu", plan="bf16")], threading.enumerate()
     with held[0]:
         pass
 
@@ -407,9 +407,8 @@ def test_lists_may_be_let_go_in_the_middle_of_a_compilation(x):
 
     assert torch.compile(nn.Linear(4, 4), backend=backend, fullgraph=True)(x).shape == (3, 4)
     gc.collect()  # what compiled may hold the region in a cycle
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    for thread in set(threading.enumerate()).difference(others):
+        thread.join(60)
     with torch.autocast("cpu", BF16):
         assert torch.softmax(x.bfloat16(), -1).dtype is BF16
 
