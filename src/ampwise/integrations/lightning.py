@@ -63,7 +63,9 @@ class AmpwisePrecision(_Plugin, Precision):
 
     Args:
         precision: ``auto``, ``fp32``, ``tf32``, ``bf16`` or ``fp16``.
-        plan: in the place of a precision: a plan, or what names one (see ``apply_plan``).
+        plan: in the place of a precision: a plan, or what names one. It holds in ``training_step`` and its like, as in
+            ``ampwise.autocast(plan=)``; one that keeps updates or asks for fp8 holds in ``forward``s, as in
+            ``apply_plan``.
         loss_scale: another than the precision's own: a loss scale, the name of one, or a fixed number.
 
     Attributes:
@@ -78,7 +80,8 @@ class AmpwisePrecision(_Plugin, Precision):
     ) -> tuple[Module, list[Optimizer], list[Any]]:
         """Take the model; it is on its device by now."""
         wrapped = getattr(model, "module", model)
-        self.loop.take(wrapped if isinstance(wrapped, LightningModule) else model, tuple(optimizers))
+        taken = wrapped if isinstance(wrapped, LightningModule) else model
+        self.loop.take(taken, tuple(optimizers), calls_forward=False)
         self.precision = _LIGHTNINGS.get(self.loop.decide().precision, "32-true")
         return model, optimizers, lr_schedulers
 

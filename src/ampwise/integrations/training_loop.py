@@ -1,6 +1,7 @@
 """A precision, a loss scale and a plan in the hands of another library's loop, which calls the parts itself."""
 
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch.optim import Optimizer
 
 from ampwise.plan.find import AnyPlan, find_plan
 from ampwise.plan.presets import get_precision
+from ampwise.runtime.casts.autocast import autocast
+from ampwise.runtime.casts.casting import device_type_of_model
+from ampwise.runtime.casts.region_rules import is_possible
 from ampwise.runtime.hardware.device import Choice, choose_precision
 from ampwise.runtime.scaling.buffers import BufferGuard
 from ampwise.runtime.scaling.loss_scale import LossScale
@@ -50,6 +54,7 @@ class LoopPrecision:
         self._state: dict[str, Any] = {}
         self._buffers = BufferGuard(())
         self._models: list[Module] = []
+        self._regions: list[AbstractContextManager[object]] = []
         self._undo = ExitStack()
 
     @property
@@ -57,15 +62,28 @@ class LoopPrecision:
         """The precision taken; None before it is decided."""
         return None if self._regime is None else self._regime.precision
 
-    def take(self, model: Module, optimizers: tuple[Optimizer, ...] = ()) -> None:
+    def take(self, model: Module, optimizers: tuple[Optimizer, ...] = (), *, calls_forward: bool = True) -> None:
         """Train this model too; one that is taken already is passed over.
+
+        Args:
+            model: it is trained.
+            optimizers: which step its parameters.
+            calls_forward: the loop calls the model itself, so a plan may hold in its ``forward``; else, as Lightning
+                calls ``training_step``, it holds in the context that ``forward`` of this object gives.
 
         Raises:
             UsageError: the plan does not fit the model.
+            CannotRunError: as ``apply_plan``.
         """
         if any(model is one for one in self._models):
             return
-        if self.plan:
+        device_type = device_type_of_model(model)
+        if self.plan and not calls_forward and is_possible(self.plan, device_type):
+            region = autocast(device_type, plan=self.plan, model=model)
+            with region:  # what does not fit is told now
+                pass
+            self._regions.append(region)
+        elif self.plan:
             self._undo.callback(apply_to_all((model,), self.plan, optimizers=optimizers))
         self._models.append(model)
         if self.scaler.is_enabled():
@@ -97,7 +115,14 @@ class LoopPrecision:
         regime = self.decide()
         if trains and torch.is_grad_enabled() and not self._buffers.is_saved:
             self._buffers.save()
-        return regime.forward()
+        return self._in_regions() if self._regions else regime.forward()
+
+    @contextmanager
+    def _in_regions(self) -> Generator[None]:
+        with ExitStack() as stack:
+            for region in self._regions:
+                stack.enter_context(region)
+            yield
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss to take gradients of."""
@@ -140,4 +165,5 @@ class LoopPrecision:
         self._undo.close()
         self._buffers.unwatch(self._models)
         self._models.clear()
+        self._regions.clear()
         self._regime = None

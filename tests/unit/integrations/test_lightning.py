@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ampwise._base.errors import UsageError
+from ampwise._base.errors import CannotRunError, UsageError
 from ampwise.plan.plan import Plan, Rule
 from ampwise.runtime.scaling.loss_scale import DynamicLossScale
 
@@ -184,9 +184,41 @@ def test_a_plan_is_put_on_the_model_and_taken_off():
     plugin = AmpwisePrecision(plan=plan)
     net = Net()
     before = [module.forward for module in net.modules()]
+    inner = set()
+    net.net[0].register_forward_hook(lambda _module, _inputs, out: inner.add(out.dtype))
     fit(plugin, net, max_epochs=1)
+    assert inner == {torch.bfloat16}, "the plan's default holds though nobody calls the model's own forward"
     assert net.dtypes == {torch.float32}
     assert [module.forward for module in net.modules()] == before
+
+
+def test_a_plans_rules_on_operators_hold_in_the_training_step():
+    class Lossy(Net):
+        def training_step(self, batch, index):
+            loss = super().training_step(batch, index)
+            self.dtypes.add(torch.mm(batch[0], batch[0].t()).dtype)
+            return loss
+
+    for rules, dtype in (((), torch.bfloat16), ((Rule(op="matmul", compute="fp32"),), torch.float32)):
+        net = Lossy()
+        fit(AmpwisePrecision(plan=Plan(default="bf16", rules=rules)), net, max_epochs=1)
+        assert net.dtypes == {torch.bfloat16, dtype}
+
+
+def test_a_plan_that_does_not_fit_the_model_is_refused_before_the_first_step():
+    net = Net()
+    with pytest.raises(CannotRunError, match="fp64"):
+        fit(AmpwisePrecision(plan=Plan(default="fp64")), net, max_epochs=1)
+    assert not net.dtypes
+
+
+def test_a_plan_that_keeps_updates_trains_in_its_format():
+    net = Net().bfloat16()
+    before = net.net[0].weight.detach().clone()
+    fit(AmpwisePrecision(plan="bf16-pure"), net, max_epochs=1)
+    assert net.net[0].weight.dtype is torch.bfloat16
+    assert not torch.equal(net.net[0].weight, before)
+    assert not any("forward" in vars(module) for module in net.modules())
 
 
 def test_an_optimizer_with_closures_is_refused_with_a_loss_scale_only():

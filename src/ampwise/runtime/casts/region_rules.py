@@ -178,6 +178,15 @@ def _let_go(undo: Undo) -> None:
         undo()
 
 
+def is_possible(plan: Plan, device_type: str) -> bool:
+    """Whether a region of code can be all that the plan says, whatever the model."""
+    try:
+        _check_possible(plan, device_type)
+    except CannotRunError:
+        return False
+    return True
+
+
 def _check_possible(plan: Plan, device_type: str) -> None:
     """Refuse what a plan may say of a whole training, and what no torch can do."""
     check_default(plan)
