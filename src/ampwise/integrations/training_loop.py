@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from ampwise.observe.modules import unwrapped
 from ampwise.plan.find import AnyPlan, find_plan
 from ampwise.plan.presets import get_precision
 from ampwise.runtime.casts.autocast import autocast
 from ampwise.runtime.casts.casting import device_type_of_model
-from ampwise.runtime.casts.region_rules import is_possible
+from ampwise.runtime.casts.region_rules import forget, is_possible
 from ampwise.runtime.hardware.device import Choice, choose_precision
 from ampwise.runtime.scaling.buffers import BufferGuard
 from ampwise.runtime.scaling.loss_scale import LossScale
@@ -83,6 +84,7 @@ class LoopPrecision:
             with region:  # what does not fit is told now
                 pass
             self._regions.append(region)
+            self._undo.callback(forget, unwrapped(model))
         elif self.plan:
             self._undo.callback(apply_to_all((model,), self.plan, optimizers=optimizers))
         self._models.append(model)
@@ -162,8 +164,8 @@ class LoopPrecision:
     def close(self) -> None:
         """Take the plan back off the models, and forget them; the loss scale stays for who saves it or trains on."""
         self._state = self.state_dict()
+        self._regions.clear()
         self._undo.close()
         self._buffers.unwatch(self._models)
         self._models.clear()
-        self._regions.clear()
         self._regime = None

@@ -190,6 +190,7 @@ def test_a_plan_is_put_on_the_model_and_taken_off():
     assert inner == {torch.bfloat16}, "the plan's default holds though nobody calls the model's own forward"
     assert net.dtypes == {torch.float32}
     assert [module.forward for module in net.modules()] == before
+    assert torch.compiler.config.cache_key_tag == "", "the cast lists are torch's again, though the model lives"
 
 
 def test_a_plans_rules_on_operators_hold_in_the_training_step():

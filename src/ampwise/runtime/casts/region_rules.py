@@ -141,6 +141,13 @@ def rules_for(plan: Plan, *, device_type: str, model: nn.Module) -> RegionRules:
         return found
 
 
+def forget(model: nn.Module) -> None:
+    """Keep nothing for further regions around the model: CUDA's cast lists need not stay for as long as it does."""
+    with _LOCK:
+        kept = _KNOWN.pop(model, None)
+    del kept  # outside of the lock: what ends with them may take it
+
+
 class _RunAgain:
     """What a checkpoint was given in a region, and runs again when that was left: under the same rules."""
 
