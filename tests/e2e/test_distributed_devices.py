@@ -2,26 +2,19 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from warm import fresh
+
 SCRIPT = Path(__file__).parents[1] / "helpers" / "agreement.py"
 
 
 def trained(device_type, num_ranks):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-    done = subprocess.run(
-        [*command, SCRIPT, device_type],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    done = fresh(*command, SCRIPT, device_type, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -3,28 +3,27 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from warm import fresh
+
 SCRIPT = Path(__file__).parents[1] / "helpers" / "elastic.py"
 SHARDS = SCRIPT.with_name("elastic_shards.py")
 NUM_STEPS = 12
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 
 
 def torchrun(folder, *options, num_ranks, num_restarts=0, timeout_s=240):
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-    command += [f"--max-restarts={num_restarts}", str(SCRIPT), str(folder), str(NUM_STEPS), *map(str, options)]
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    command += [f"--max-restarts={num_restarts}", SCRIPT, folder, NUM_STEPS, *options]
     # After a restart the ranks must not find the addresses of those before in torchrun's own store.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    return subprocess.run(
-        command, check=False, capture_output=True, text=True, env=environment, timeout=timeout_s, cwd=folder
-    )
+    environment = {**ONE_THREAD, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return fresh(*command, env=environment, timeout=timeout_s, cwd=folder)
 
 
 def ends(folder, num_ranks):
@@ -44,14 +43,7 @@ def run(folder, *options):
 print(json.dumps([run(Path(name), *options) for name, *options in json.loads(sys.argv[1])]))
 """
     given = [[str(tmp_path / name), NUM_STEPS, *options] for name, *options in launches]
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(given)],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=240,
-    )
+    done = fresh("-c", code, json.dumps(given), env=ONE_THREAD, timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
 
@@ -78,15 +70,7 @@ def test_when_a_rank_is_killed_the_other_ends_with_an_explanation(tmp_path):
 )
 def test_a_rank_killed_while_shards_are_written_costs_only_that_checkpoint(tmp_path, kills):
     """The first rank writes three files at each save, its shards, the index and the header; the others write one."""
-    command = [sys.executable, SHARDS, tmp_path, "2", "4", json.dumps(kills)]
-    done = subprocess.run(
-        [*map(str, command)],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=600,
-    )
+    done = fresh(SHARDS, tmp_path, "2", "4", json.dumps(kills), env=ONE_THREAD, timeout=600)
     assert done.returncode == 0, done.stderr
     whole, *killed = json.loads(done.stdout)
     assert whole["statuses"] == [[0, 0]]

@@ -446,7 +446,7 @@ def headroom():
 
 def chosen():
     """Each rank measures something else; the first one's choice holds."""
-    from ampwise.runtime.step import step as module
+    from ampwise.runtime.step import regime as module
 
     own, other = module.choose_precision, ("bf16", "fp32")[rank() % 2]
     module.choose_precision = lambda _, device: own(other, device=device)

@@ -33,7 +33,7 @@ def carried_by(group: Group, device: torch.device) -> torch.device:
 def all_reduced(numbers: Tensor, operation: Any, *, group: Group | None = None) -> Tensor:
     """The reduction over all ranks of the group, where the group can carry it; ``numbers`` may be overwritten."""
     carried = numbers.to(carried_by(group, numbers.device), non_blocking=True)
-    with _explained():
+    with explained():
         dist.all_reduce(carried, operation, group=group)
     return carried
 
@@ -49,7 +49,7 @@ def broadcast(mine: T, *, group: Group | None = None, source: int = 0, near: tor
             same one on every rank where the script names its device in ``.to(rank)`` alone.
     """
     box: list[Any] = [mine]
-    with _computing(near), _explained():
+    with _computing(near), explained():
         dist.broadcast_object_list(box, group=group, group_src=source)
     return box[0]
 
@@ -65,7 +65,7 @@ def gathered(mine: T, *, group: Group | None = None, near: torch.device | None =
     if not is_running():
         return [mine]
     every: list[Any] = [None] * size_of(group)
-    with _computing(near), _explained():
+    with _computing(near), explained():
         dist.all_gather_object(every, mine, group=group)
     return every
 
@@ -87,7 +87,8 @@ def explain(error: BaseException) -> None:
 
 
 @contextmanager
-def _explained() -> Generator[None]:
+def explained() -> Generator[None]:
+    """``explain`` what a collective within raises."""
     try:
         yield
     except RuntimeError as error:

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta, TensorStorageMetadata
 
-from ampwise.compat.collectives import explain
+from ampwise.compat.collectives import explained
 
 _CLASSES: Final = frozenset(
     {
@@ -96,12 +96,10 @@ def write(tensors: dict[str, Any], folder: str | os.PathLike[str]) -> None:
         FailedError: a rank could not; on every rank.
     """
     try:
-        dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder, sync_files=True, overwrite=True))
+        with explained():
+            dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder, sync_files=True, overwrite=True))
     except CheckpointException as error:
         raise FailedError(_reasons(error)) from error
-    except RuntimeError as error:
-        explain(error)
-        raise
 
 
 def read_into(tensors: dict[str, Any], folder: str | os.PathLike[str]) -> None:
@@ -111,12 +109,10 @@ def read_into(tensors: dict[str, Any], folder: str | os.PathLike[str]) -> None:
         FailedError: a rank could not; on every rank.
     """
     try:
-        dcp.load(tensors, storage_reader=Reader(folder))
+        with explained():
+            dcp.load(tensors, storage_reader=Reader(folder))
     except CheckpointException as error:
         raise FailedError(_reasons(error)) from error
-    except RuntimeError as error:
-        explain(error)
-        raise
 
 
 def _reasons(error: CheckpointException) -> str:

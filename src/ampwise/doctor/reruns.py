@@ -5,7 +5,7 @@ from typing import Final
 
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
-from ampwise.records.nonfinite import Origin
+from ampwise.records.nonfinite import NonFiniteRecord, Origin
 from ampwise.records.run import Role, RunRecord
 
 _MAX_NAMED: Final = 4
@@ -22,6 +22,12 @@ def fp32_run(case: Case) -> RunRecord | None:
         if run is not None and run.precision == "fp32" and run.left_alone is None:
             return run if run.steps else None
     return None
+
+
+def seen_in_fp32(case: Case) -> NonFiniteRecord | None:
+    """What a run in fp32 beside the one that is judged lost; None where there was none, or nobody looked."""
+    run = fp32_run(case)
+    return None if run is None or run is case.run else run.nonfinite
 
 
 def fp32_origin(case: Case) -> Origin | None:

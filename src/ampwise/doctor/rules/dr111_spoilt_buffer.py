@@ -5,7 +5,7 @@ from typing import Final
 
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
-from ampwise.doctor.reruns import fp32_run
+from ampwise.doctor.reruns import seen_in_fp32
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
 from ampwise.records.site import Phase, Site
@@ -76,10 +76,10 @@ def check(case: Case) -> Iterator[Finding]:
 
 
 def _in_fp32(case: Case, spoilt: list[str]) -> str:
-    run = fp32_run(case)
-    if run is None or run.nonfinite is None or run is case.run:
+    seen = seen_in_fp32(case)
+    if seen is None:
         return ""
-    return "; in fp32 too" if set(spoilt) <= set(run.nonfinite.buffers) else "; in fp32 they stay finite"
+    return "; in fp32 too" if set(spoilt) <= set(seen.buffers) else "; in fp32 they stay finite"
 
 
 RULE = Rule(info=INFO, check=check)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ampwise._base.text import inert_line
 from ampwise.doctor.case import Case
 from ampwise.doctor.origins import losses
-from ampwise.doctor.reruns import fp32_run
+from ampwise.doctor.reruns import seen_in_fp32
 from ampwise.doctor.rule import Rule
 from ampwise.records.finding import Confidence, Example, Finding, RuleInfo, Severity
 from ampwise.records.nonfinite import BadOutput
@@ -82,10 +82,10 @@ def _finding(case: Case, found: BadOutput) -> Finding:
 
 
 def _in_fp32(case: Case) -> str:
-    run = fp32_run(case)
-    if run is None or run.nonfinite is None or run is case.run:
+    seen = seen_in_fp32(case)
+    if seen is None:
         return ""
-    return "; in fp32 too" if run.nonfinite.outputs else "; in fp32 it is finite"
+    return "; in fp32 too" if seen.outputs else "; in fp32 it is finite"
 
 
 RULE = Rule(info=INFO, check=check)

@@ -54,9 +54,9 @@ class PlanRegion:
         self._dtype = DTYPES[self._plan.default] if DTYPES.get(self._plan.default) in LOW else None
         self._is_enabled = enabled
         made = self._autocast()  # torch's own complaints, once
-        if self._dtype is not None and not is_enabled(made):
-            self._is_enabled = False
-        if self._is_enabled and is_held_off(self._plan, device_type):
+        if self._dtype is not None:
+            self._is_enabled = is_enabled(made)
+        elif enabled and is_held_off(self._plan, device_type):
             self._is_enabled = False
         self._own_rules: RegionRules | None = None
         self._entered = _Entered()

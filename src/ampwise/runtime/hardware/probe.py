@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from ampwise.compat.tf32 import matmul_tf32
 from ampwise.interpose.internal import internal
+from ampwise.runtime.hardware import host
 from ampwise.runtime.hardware.race import Probe, Timer, race
 
 CPU_SIZES = (128, 256, 512, 1024)
@@ -73,15 +74,9 @@ def _timer(device: torch.device) -> Timer:
 
 def _time_product(x: torch.Tensor) -> float:
     clock = time.thread_time if x.device.type == "cpu" else time.perf_counter
-    _synchronize(x.device)
+    host.wait_for(x.device)
     start = clock()
     y = functional.linear(x, x)
     _ = y @ x, y.t() @ x
-    _synchronize(x.device)
+    host.wait_for(x.device)
     return clock() - start
-
-
-def _synchronize(device: torch.device) -> None:
-    """Wait for ``device`` itself, which need not be the current one."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

@@ -9,6 +9,8 @@ import torch
 
 from ampwise.compat.tf32 import tf32_enabled
 from ampwise.plan.presets import get_precision
+from ampwise.runtime.hardware.device import Choice, choose_precision
+from ampwise.runtime.ranks.distributed import Agreement
 from ampwise.runtime.scaling.loss_scale import DynamicLossScale, LossScale, NoLossScale, StaticLossScale, get_loss_scale
 
 _AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -62,3 +64,15 @@ class Regime:
 def _in_tf32(region: AbstractContextManager[object]) -> Generator[None]:
     with tf32_enabled(True), region:
         yield
+
+
+def choose_together(precision: str, *, device: torch.device, peers: Agreement | None) -> Choice:
+    """``choose_precision``; ``auto`` is measured, and so perhaps not the same on every rank: the first one's holds.
+
+    Raises:
+        UsageError: as ``choose_precision``.
+        CannotRunError: as ``choose_precision``.
+    """
+    mine = choose_precision(precision, device=device)
+    first = mine if peers is None else peers.first(mine, near=device)  # whatever a rank was given, it takes part
+    return first if precision == "auto" else mine

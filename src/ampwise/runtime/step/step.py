@@ -18,7 +18,6 @@ from ampwise.compat.optim import all_parameters, clear_gradients, needs_closure,
 from ampwise.interpose.internal import announced, users_code
 from ampwise.plan.find import AnyPlan, find_plan
 from ampwise.runtime.casts.cast_hold import CastHold
-from ampwise.runtime.hardware.device import choose_precision
 from ampwise.runtime.ranks.distributed import Group, Ranks, find_agreement, peers_of
 from ampwise.runtime.scaling.buffers import BufferGuard
 from ampwise.runtime.scaling.late_news import LateNews
@@ -43,7 +42,7 @@ from ampwise.runtime.step.loop_events import LoopEvents
 from ampwise.runtime.step.planned import apply_to_all, scale_of_plan
 from ampwise.runtime.step.preemption import watch_preemption
 from ampwise.runtime.step.preparation import Preparation
-from ampwise.runtime.step.regime import Regime
+from ampwise.runtime.step.regime import Regime, choose_together
 from ampwise.runtime.step.step_state import state_faults
 from ampwise.runtime.step.update import ClippedUpdate, choose_fused, clip_, ready_for_capture, unfuse_misfits
 
@@ -132,10 +131,7 @@ class TrainStep:
         ranks = Ranks(process_group, self.modules)
         agreement = find_agreement(self._params, group=process_group, modules=self.modules)
         peers = peers_of(self.modules, agreement)
-        self.choice = choose_precision("fp32" if self.plan else precision, device=device)
-        if peers is not None:  # whatever it was given, a rank takes part; a measured choice may differ from another's
-            first = peers.first(self.choice, near=device)
-            self.choice = first if precision == "auto" and not self.plan else self.choice
+        self.choice = choose_together("fp32" if self.plan else precision, device=device, peers=peers)
         self._events = LoopEvents(self.choice.precision)
         self._regime = Regime(precision=self.choice.precision, device_type=device.type)
         scale, named = self._regime.choose_loss_scale(scale_of_plan(self.plan) if loss_scale is None else loss_scale)

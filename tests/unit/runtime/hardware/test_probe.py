@@ -5,7 +5,8 @@ import torch
 
 from ampwise.interpose.internal import is_internal
 from ampwise.runtime.hardware.conv_check import find_wrong_conv
-from ampwise.runtime.hardware.probe import _synchronize, probe
+from ampwise.runtime.hardware.host import wait_for
+from ampwise.runtime.hardware.probe import probe
 
 
 @pytest.fixture
@@ -63,8 +64,8 @@ def test_watchers_and_autograd_see_nothing_of_it(fresh, monkeypatch):
 def test_the_device_measured_is_the_one_waited_for(fresh, monkeypatch):
     waited = []
     monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
-    _synchronize(torch.device("cuda", 1))
-    _synchronize(torch.device("cpu"))
+    wait_for(torch.device("cuda", 1))
+    wait_for(torch.device("cpu"))
     assert waited == [torch.device("cuda", 1)]
 
 

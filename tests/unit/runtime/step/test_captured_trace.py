@@ -61,7 +61,7 @@ def test_what_is_recorded_looks_at_nothing(monkeypatch, window, clip):
     graphs = Traced()
     monkeypatch.setattr("ampwise.runtime.step.step.graphs_for", lambda _: graphs)
     monkeypatch.setattr(
-        "ampwise.runtime.step.step.choose_precision", lambda *_, **__: SimpleNamespace(precision="fp16")
+        "ampwise.runtime.step.regime.choose_precision", lambda *_, **__: SimpleNamespace(precision="fp16")
     )
     net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 1)).to("meta")
     options = {"clip_grad_norm": clip, "accumulation_steps": window, "capture": True}

@@ -105,7 +105,7 @@ def test_protecting_buffers_and_remembering_steps_reads_nothing():
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 def test_a_train_step_on_an_accelerator_reads_nothing(monkeypatch, clip, accumulation_steps):
     monkeypatch.setattr(
-        "ampwise.runtime.step.step.choose_precision", lambda *_, **__: SimpleNamespace(precision="fp16")
+        "ampwise.runtime.step.regime.choose_precision", lambda *_, **__: SimpleNamespace(precision="fp16")
     )
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).to(DEVICE)
     step = TrainStep(

@@ -49,7 +49,7 @@ def batches():
 def traced(monkeypatch, *, clip, hysteresis=1, loss_scale=None):
     """The graph of a step on the meta device, and the tensors that live from one step to the next."""
     monkeypatch.setattr(
-        "ampwise.runtime.step.step.choose_precision", lambda *_, **__: SimpleNamespace(precision="fp16")
+        "ampwise.runtime.step.regime.choose_precision", lambda *_, **__: SimpleNamespace(precision="fp16")
     )
     net = model("meta")
     scale = loss_scale or DynamicLossScale(**SCALE, hysteresis=hysteresis)
